@@ -4,6 +4,7 @@
 #   make test     all but nightly ones (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0 CLUSTER_WORKERS=0: in one process)
 #   make test-core, make test-cluster, make test-load   those without brokers, with brokers or Spark, and under load
 #   make nightly  what takes too long for every run: the tests left out above, 10,000 seeds, twenty minutes of chaos
+#                 and ten of slow brokers
 #   make lint     style, types, import contracts, the shape of the package
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
@@ -81,6 +82,7 @@ nightly: jars
 	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS) tests
 	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/sim/test_simulation.py
 	$(MAKE) chaos
+	$(MAKE) chaos MINUTES=10 CHAOS_ARGS="--mix slow"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.session import local_session
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.job import judge_snapshot, take_snapshot
+from kpsplit.spark_jobs.verification.job import judge_snapshot, least_tasks, take_snapshot
 
 VALUE = b"v" * 100
 KEYS = [b"user-%d" % i for i in range(10_000)]
@@ -101,10 +101,12 @@ def plain_count(spark: SparkSession, connection: Connection, snapshot: Snapshot)
     for place, known in snapshot.bounds.items():
         topics.setdefault(place.topic, {})[str(place.partition)] = known.low
         ends.setdefault(place.topic, {})[str(place.partition)] = known.stable
+    read = {place: (known.low, known.stable) for place, known in snapshot.bounds.items()}
     assigned = {name: sorted(map(int, offsets)) for name, offsets in topics.items()}
     return (
         spark.read.format("kafka")
         .options(**kafka_options(connection))
+        .option("minPartitions", least_tasks(read, spark.sparkContext.defaultParallelism))
         .option("assign", json.dumps(assigned))
         .option("startingOffsets", json.dumps(topics))
         .option("endingOffsets", json.dumps(ends))

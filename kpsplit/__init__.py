@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Enrolment,
         Findings,
         Forgettable,
+        GroupDrain,
         HotKey,
         KeyRange,
         Lineage,
@@ -44,18 +45,26 @@ if TYPE_CHECKING:
         ignore_steps,
         read_properties,
     )
-    from kpsplit.consumer.client import Consumer
-    from kpsplit.consumer.deserializing import DeserializingConsumer
+    from kpsplit.consumer.client import Consumer, DeserializingConsumer
     from kpsplit.consumer.run.handlers import Output, Record
     from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, RunOptions, Skip, Stop
-    from kpsplit.consumer.run.remote import WorkerDiedError
     from kpsplit.consumer.run.work_queue import RunStats
-    from kpsplit.consumer.state.owned import SlotGoneError
-    from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Serde, SlotView, Work
+    from kpsplit.consumer.run.workers import WorkerDiedError
+    from kpsplit.consumer.slots.assigned_slots import MemberSlot
+    from kpsplit.consumer.state.slot_state import (
+        BYTES,
+        JSON,
+        TEXT,
+        UNSIGNED,
+        Serde,
+        SlotGoneError,
+        SlotView,
+        Work,
+    )
     from kpsplit.consumer.state.slots import SlotId
     from kpsplit.consumer.state.store import StateStore
     from kpsplit.producer.client import Producer, SerializingProducer
-    from kpsplit.producer.metrics import LayoutStats, PartitionStats
+    from kpsplit.producer.state import LayoutStats, PartitionStats
 
 __version__ = "0.1.0"
 
@@ -68,6 +77,7 @@ __all__ = [
     # Consumers
     "Consumer",
     "DeserializingConsumer",
+    "MemberSlot",
     # ``Consumer.run``
     "Retry",
     "Stop",
@@ -105,6 +115,7 @@ __all__ = [
     "Outcome",
     "PartitionStatus",
     "PartitionProgress",
+    "GroupDrain",
     "Seek",
     "SeekTarget",
     "Whence",
@@ -123,17 +134,25 @@ __all__ = [
 
 _HOMES = {
     "kpsplit.producer.client": ("Producer", "SerializingProducer"),
-    "kpsplit.producer.metrics": ("LayoutStats", "PartitionStats"),
-    "kpsplit.consumer.client": ("Consumer",),
-    "kpsplit.consumer.deserializing": ("DeserializingConsumer",),
+    "kpsplit.producer.state": ("LayoutStats", "PartitionStats"),
+    "kpsplit.consumer.client": ("Consumer", "DeserializingConsumer"),
+    "kpsplit.consumer.slots.assigned_slots": ("MemberSlot",),
     "kpsplit.consumer.run.handlers": ("Output", "Record"),
     "kpsplit.consumer.run.policies": ("Retry", "Stop", "Skip", "DeadLetter", "HandlerError", "RunOptions"),
     "kpsplit.consumer.run.work_queue": ("RunStats",),
-    "kpsplit.consumer.run.remote": ("WorkerDiedError",),
+    "kpsplit.consumer.run.workers": ("WorkerDiedError",),
     "kpsplit.consumer.state.store": ("StateStore",),
-    "kpsplit.consumer.state.slot_view": ("SlotView", "Work", "Serde", "BYTES", "TEXT", "JSON", "UNSIGNED"),
+    "kpsplit.consumer.state.slot_state": (
+        "SlotView",
+        "Work",
+        "Serde",
+        "BYTES",
+        "TEXT",
+        "JSON",
+        "UNSIGNED",
+        "SlotGoneError",
+    ),
     "kpsplit.consumer.state.slots": ("SlotId",),
-    "kpsplit.consumer.state.owned": ("SlotGoneError",),
     "kpsplit.admin": (
         "Admin",
         "PhysicalPartition",
@@ -152,6 +171,7 @@ _HOMES = {
         "Report",
         "PartitionStatus",
         "PartitionProgress",
+        "GroupDrain",
         "Retirable",
         "Seek",
         "SeekTarget",

@@ -21,16 +21,19 @@ from typing import Any, Self
 
 from kpsplit.control import doctor, enrolment, examination
 from kpsplit.control.doctor import Findings, SetAside
-from kpsplit.control.operations import PartitionOperations
+from kpsplit.control.operations import PartitionOperations, await_drained
 from kpsplit.control.plans import Check, HotKey, Plan
 from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
 from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import (
+    GroupDrain,
     PartitionProgress,
     PartitionStatus,
     Report,
     Retirable,
+    group_drains,
     group_progress,
+    progress_of_groups,
     statuses,
 )
 from kpsplit.kafka.connection import Connection, read_properties
@@ -56,6 +59,7 @@ __all__ = [
     "Outcome",
     "PartitionStatus",
     "PartitionProgress",
+    "GroupDrain",
     "Seek",
     "SeekTarget",
     "Whence",
@@ -201,7 +205,7 @@ class Admin:
         Raises:
             UsageError: no such partition or range, not enrolled, or ``ranges`` is out of bounds.
         """
-        return self._on(parent).plan_split(ranges, of, even, sample, sizing)
+        return self._on(parent).planner.split(parent, ranges, of, even, sample, sizing)
 
     def plan_merge(self, parent: PhysicalPartition, range_: KeyRange | None = None) -> Plan:
         """Plan the merge of the open segments in a range (None: of all, back into the parent).
@@ -211,7 +215,7 @@ class Admin:
         Raises:
             UsageError: the partition is not split or not enrolled, or open ranges do not add up to the range.
         """
-        return self._on(parent).plan_merge(range_)
+        return self._on(parent).planner.merge(parent, range_)
 
     def run(
         self,
@@ -235,7 +239,8 @@ class Admin:
             CheckFailedError: a check of the plan fails now; ``force`` passes over forceable ones.
             DeadlineExceededError: rolled back, see ``changed``.
         """
-        return self._on(plan.parent, observer).run(plan, max_pause_ms, force)
+        with self._on(plan.parent, observer) as operations:
+            return operations.run(plan, max_pause_ms, force)
 
     def resume(
         self,
@@ -257,7 +262,11 @@ class Admin:
             KpsplitError: what was begun anew may not be done any more (a check of ``plan`` fails that
                 ``force`` does not pass over), or as ``run``.
         """
-        return self._on(parent, observer).resume(max_pause_ms, thaw)
+        with self._on(parent, observer) as operations:
+            if thaw:
+                operations.thaw()
+                return None
+            return operations.resume(max_pause_ms)
 
     def abort(
         self, parent: PhysicalPartition, reason: str, observer: Observer = ignore_steps
@@ -267,26 +276,37 @@ class Admin:
         Raises:
             ConflictError: it is committed and can only go forward.
         """
-        return self._on(parent, observer).abort(reason)
+        with self._on(parent, observer) as operations:
+            return operations.abort(reason)
 
     def retire(
-        self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
+        self,
+        parent: PhysicalPartition,
+        *,
+        observer: Observer = ignore_steps,
+        force: bool = False,
+        wait_seconds: float = 0.0,
     ) -> list[str]:
         """Delete the sub-topics that are sealed and drained, or abandoned; return their names.
 
         The observer hears of sub-topics that are kept, with the reason. ``force``: delete those too that a
-        group has not drained; what it has not read is lost to it.
+        group has not drained; what it has not read is lost to it. ``wait_seconds``: wait so long first until
+        groups have drained them; the observer hears of whom it waits for.
 
         Raises:
             CheckFailedError: there was something to retire and nothing could be; names the groups.
         """
-        return self._on(parent, observer).retire(force)
+        if not force:
+            await_drained(lambda: self.plan_retire(parent), wait_seconds, observer)
+        with self._on(parent, observer) as operations:
+            return operations.retire(force)
 
     def plan_retire(
         self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
     ) -> Retirable:
         """Return what ``retire`` would delete now, and what it would keep; changes nothing."""
-        return self._on(parent, observer).plan_retire(force)
+        with self._on(parent, observer) as operations:
+            return operations.plan_retire(force)
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -316,11 +336,42 @@ class Admin:
             UsageError: there is no such topic or partition, or the group never committed there.
         """
         session, deadline = self._session, self._session.begin()
+        return group_progress(
+            session.admin, lambda: session.view_if_any(deadline), group, topic, partition, deadline
+        )
 
-        def view() -> ControlView:
-            return session.read(deadline) if session.has_control_topic(deadline) else ControlView()
+    def offsets_of_groups(
+        self, topic: str, partition: int | None = None
+    ) -> dict[str, list[PartitionProgress]]:
+        """Return how far each group has come that has commits or members in a topic, by the group's name.
 
-        return group_progress(session.admin, view, group, topic, partition, deadline)
+        Raises:
+            UsageError: there is no such topic or partition. AuthorizationError: groups may be hidden from us.
+        """
+        session, deadline = self._session, self._session.begin()
+        return progress_of_groups(
+            session.admin, lambda: session.view_if_any(deadline), topic, partition, deadline
+        )
+
+    def drains(self, parent: PhysicalPartition) -> list[GroupDrain]:
+        """Return what each group that has committed there has still to read of closed segments, by segment.
+
+        Looks twice, up to 6 s apart, for an estimate of the time.
+
+        Raises:
+            UsageError: there is no such partition. AuthorizationError: groups may be hidden from us.
+        """
+        session, deadline = self._session, self._session.begin()
+        return group_drains(
+            lambda: progress_of_groups(
+                session.admin,
+                lambda: session.view_if_any(deadline),
+                parent.topic,
+                parent.partition,
+                deadline,
+            ),
+            deadline,
+        )
 
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
@@ -375,6 +426,17 @@ class Admin:
             ConflictError: the group has members on it.
         """
         return self._seeker.plan_forget(group, topic)
+
+    def plan_forget_expired(self, topic: str) -> list[Forgettable]:
+        """Return what ``forget_group`` would remove of each group that brokers know nothing of any more.
+
+        Such a group has had no members for as long as brokers keep offsets (``offsets.retention.minutes``),
+        or was deleted. A plain group would begin anew by then; one with range commits would not.
+
+        Raises:
+            UsageError: the topic is not enrolled. AuthorizationError: groups may be hidden from us.
+        """
+        return self._seeker.plan_forget_expired(topic)
 
     def forget_group(self, found: Forgettable) -> None:
         """Remove what a group has committed on a topic: it is as if it had never read it.

@@ -43,11 +43,9 @@ class Deadline:
         self.at = self._clock() + seconds
 
     def left(self) -> float:
-        """Return the seconds left, 0.0 when the deadline has passed."""
         return max(0.0, self.at - self._clock())
 
     def expired(self) -> bool:
-        """Return whether no time is left."""
         return self.left() <= 0
 
     def check(self, what: str, *, hint: str | None = None) -> None:
@@ -60,7 +58,6 @@ class Deadline:
             raise DeadlineExceededError(f"waited {duration(self._seconds)} for {what}", hint=hint)
 
     def pause(self, seconds: float) -> None:
-        """Sleep for that long, or for what is left if that is less."""
         time.sleep(min(seconds, self.left()))
 
 
@@ -68,11 +65,9 @@ class SystemClock:
     """The real clock."""
 
     def now(self) -> float:
-        """Return monotonic seconds."""
         return monotonic()
 
     def deadline(self, seconds: float) -> Deadline:
-        """Return the deadline that many seconds from now."""
         return Deadline(seconds)
 
 

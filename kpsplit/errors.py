@@ -99,7 +99,7 @@ class ConflictError(KpsplitError):
 
 
 class FencedError(ConflictError):
-    """A newer operator claimed the operation; this one must stop."""
+    """A newer operator claimed the operation, or the group went on without the member: this one must stop."""
 
 
 class RecordError(KpsplitError):

@@ -21,10 +21,11 @@ def check_writable(path: Path, hint: str) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
-        target = path.resolve()
-        if _is_special(target):
-            os.close(os.open(target, os.O_WRONLY))
+        if _is_special(path):  # is not opened: whoever reads a pipe would see it end
+            if not os.access(path, os.W_OK):
+                raise PermissionError(0, "no right to write there")
             return
+        target = path.resolve()
         handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
         os.close(handle)
         os.unlink(name)
@@ -40,10 +41,10 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    target = path.resolve()
-    if _is_special(target):
-        target.write_bytes(data)
+    if _is_special(path):  # by its own name: what /dev/stdout leads to need not have one
+        path.write_bytes(data)
         return
+    target = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -69,11 +70,5 @@ def _mode(path: Path) -> int:
         return _READABLE_BY_ALL & ~_MASK
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-_MASK = _umask()
-"""Asked once, when nothing else runs yet: it can only be asked by setting it."""
+_MASK = os.umask(0)  # asked once, when nothing else runs yet: it can only be asked by setting it
+os.umask(_MASK)

@@ -24,14 +24,13 @@ HEAD = "| package | files | lines | longest chain | fan-out | one importer | com
 SMALL_FILE, LONG_FILE, LARGE_FAN_OUT = 150, 500, 15
 
 CEILINGS = {
-    "lines of the longest file": 573,
-    f"files over {LONG_FILE} lines": 1,
-    "longest import chain inside the consumer": 13,
-    "longest import chain inside another package": 8,
-    "largest fan-out": 22,
-    f"modules that import more than {LARGE_FAN_OUT} of ours": 6,
+    "lines of the longest file": 500,
+    f"files over {LONG_FILE} lines": 0,
+    "longest import chain inside a package": 8,
+    "largest fan-out": 18,
+    f"modules that import more than {LARGE_FAN_OUT} of ours": 2,
     "modules in import cycles": 0,
-    f"files under {SMALL_FILE} lines with one importer": 8,
+    f"files under {SMALL_FILE} lines with one importer": 3,
     "class names used twice": 0,
 }
 """The figures as they are. They only go down: a change that makes one smaller lowers it here."""
@@ -99,21 +98,13 @@ class Shape:
             "lines": sum(module.lines for module in modules),
             "lines of the longest file": max(module.lines for module in modules),
             f"files over {LONG_FILE} lines": sum(module.lines > LONG_FILE for module in modules),
-            "longest import chain inside the consumer": self._longest(
-                m for m in modules if m.package == "consumer"
-            ),
-            "longest import chain inside another package": self._longest(
-                m for m in modules if m.package != "consumer"
-            ),
+            "longest import chain inside a package": max(map(self.chain, self.modules)),
             "largest fan-out": max(fan_out),
             f"modules that import more than {LARGE_FAN_OUT} of ours": sum(n > LARGE_FAN_OUT for n in fan_out),
             "modules in import cycles": len(self._cyclic),
             f"files under {SMALL_FILE} lines with one importer": sum(map(self.is_crumb, modules)),
             "class names used twice": sum(count > 1 for count in names.values()),
         }
-
-    def _longest(self, modules: Iterable[Module]) -> int:
-        return max((self.chain(module.name) for module in modules), default=0)
 
     def is_crumb(self, module: Module) -> bool:
         """Tell whether a file is small and serves one other file only."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kpsplit.admin_cli.failures import Declined
-from kpsplit.admin_cli.options import GLOBAL_OPTIONS, Given, GlobalOption, given_in
+from kpsplit.admin_cli.options import GLOBAL_OPTIONS, JSON, Given, GlobalOption, given_in
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.admin_cli.settings import connect, redactor_for, show_logs
 from kpsplit.errors import UsageError
@@ -34,8 +34,7 @@ class Call:
 
     @property
     def as_json(self) -> bool:
-        """Return whether data is printed as JSON."""
-        return self.given.as_json
+        return self.given.output == JSON
 
     @functools.cached_property
     def connection(self) -> Connection:
@@ -44,7 +43,6 @@ class Call:
 
     @contextmanager
     def operations(self) -> Iterator[Admin]:
-        """Open what does the work."""
         from kpsplit.admin import Admin
 
         with Admin(self.connection, self.given.timeout) as operations:
@@ -60,16 +58,10 @@ class Call:
             render(stdout())
 
     def say(self, text: str) -> None:
-        """Print a message on stderr."""
         click.echo(text, err=True)
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask, unless the answer was given before: ``yes``.
-
-        Raises:
-            UsageError: there is no terminal to ask on.
-            Declined: the answer was no.
-        """
+        """Ask, unless ``yes`` answers. Raises Declined, or UsageError without a terminal."""
         if yes:
             return
         if not can_ask():
@@ -120,36 +112,17 @@ def _with_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def partition_count(connection: Connection, topic: str) -> int:
-    """Return how many partitions a topic has.
-
-    Raises:
-        UsageError: there is no such topic.
-    """
-    from kpsplit.kafka.cluster_admin import ClusterAdmin
-
-    return ClusterAdmin(connection).partition_count(topic)
-
-
 def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
-    """Raise unless the partition exists.
+    """Raise unless the partition exists. Raises UsageError: there is no such topic or partition."""
+    from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 
-    Raises:
-        UsageError: there is no such topic or partition.
-    """
-    from kpsplit.kafka.cluster_admin import no_partition
-
-    count = partition_count(connection, parent.topic)
+    count = ClusterAdmin(connection).partition_count(parent.topic)
     if parent.partition >= count:
         raise no_partition(parent, count)
 
 
 def find_state(operations: Admin, connection: Connection, parent: PhysicalPartition) -> PartitionState:
-    """Return the present state of a logical partition.
-
-    Raises:
-        UsageError: unknown topic, partition out of range, or not enrolled.
-    """
+    """Raises UsageError: unknown topic, partition out of range, or not enrolled."""
     view = operations.view()
     if parent not in view.states:
         check_partition(connection, parent)
@@ -163,17 +136,14 @@ Wanted = Callable[[PartitionState], bool]
 
 
 def can_be_resumed(state: PartitionState) -> bool:
-    """Return whether an operation is under way, be it of a dead operator or of one at work."""
     return state.attempt is not None
 
 
 def can_be_aborted(state: PartitionState) -> bool:
-    """Return whether an operation is under way that can be rolled back still."""
     return state.attempt is not None and state.phase is not Phase.COMMITTED
 
 
 def can_be_thawed(state: PartitionState) -> bool:
-    """Return whether the partition is frozen."""
     return state.phase is Phase.FROZEN
 
 
@@ -193,7 +163,7 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
         UsageError: there are several, or there is no terminal to ask on.
     """
     with call.operations() as operations:
-        states = _sorted(operations.view().states.values())
+        states = sorted(operations.view().states.values(), key=lambda state: state.parent)
     found = [state for state in states if wanted(state)]
     anew = [state for state in states if can_be_begun_anew(state)] if wanted is can_be_resumed else []
     for state in (*found, *anew):
@@ -206,15 +176,6 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
     if len(found) > 1:
         raise UsageError(f"{len(found)} partitions match", hint=f"name one: kpsplit {verb} TOPIC/P")
     raise UsageError("there is no terminal to confirm this partition on", hint="name it, or pass --yes")
-
-
-def none_found(call: Call, text: str) -> None:
-    """Print that there is nothing to do."""
-    call.show({"result": None}, lambda console: console.print(text))
-
-
-def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
-    return sorted(states, key=lambda state: state.parent)
 
 
 def _in_words(state: PartitionState) -> str:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import click
@@ -118,10 +118,7 @@ what has taken effect is best finished."""
 
 
 class Interrupts:
-    """While it is entered, the first signal raises KeyboardInterrupt; later ones print why they do not.
-
-    ``terminated`` tells which one it was. Only for the main thread.
-    """
+    """For the main thread: the first signal raises KeyboardInterrupt, later ones print why they do not."""
 
     def __init__(self) -> None:
         self.terminated = False
@@ -138,10 +135,7 @@ class Interrupts:
                 break  # not the main thread: tests
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give the signals back."""
+    def __exit__(self, *_: object) -> None:
         _entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -169,10 +163,6 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def raise_if_lost(step: str) -> None:
-    """Raise the interruption again if an operation goes on as if there had been none.
-
-    Raises:
-        KeyboardInterrupt: a signal has arrived, and the operation could still be rolled back.
-    """
+    """Raise KeyboardInterrupt again if an operation that can still be rolled back goes on all the same."""
     if step not in _LET_PASS and any(entered.count for entered in _entered):
         raise KeyboardInterrupt

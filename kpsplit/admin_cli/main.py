@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.shell_completion import shell_complete
@@ -43,22 +43,12 @@ _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb and its line in the help (a test compares it with the command's own).
-
-    ``changes``: the verb changes something in the cluster, so its errors say so. ``elsewhere``: its
-    module, where that is not one of ``commands``.
-    """
+    """A verb and its line in the help. ``changes``: it changes the cluster, so its errors say what it did."""
 
     name: str
     help: str
     section: str
     changes: bool = False
-    elsewhere: str = ""
-
-    @property
-    def module(self) -> str:
-        """The module that has its click command, as ``command``; imported when the verb is used."""
-        return self.elsewhere or f"kpsplit.admin_cli.commands.{self.name}"
 
 
 SET_UP, OPERATE, LOOK, TRY = "Set up", "Split and merge", "Look", "Try out"
@@ -78,13 +68,13 @@ VERBS = (
     Verb("forget", "Remove what a consumer group has committed.", OPERATE, True),
     Verb("status", "Show phases, ranges, log ends and writers.", LOOK),
     Verb("lineage", "Show all segments of a partition.", LOOK),
-    Verb("offsets", "Show how far a consumer group has come.", LOOK),
+    Verb("offsets", "Show how far consumer groups have come.", LOOK),
     Verb("route", "Show where a key goes.", LOOK),
     Verb("acls", "Print the least rights that a client of a topic needs.", LOOK),
     Verb("read", "Print a partition's records in lineage order.", LOOK),
     Verb("verify", "Prove that no record was lost, repeated or put out of order.", LOOK),
     Verb("cluster", "Run a Kafka cluster on this machine, without Docker.", TRY),
-    Verb("demo", "Split and merge under load and check every record.", TRY, elsewhere="kpsplit.demo.command"),
+    Verb("demo", "Split and merge under load and check every record.", TRY),
 )
 """In the order of ``kpsplit --help``."""
 
@@ -92,23 +82,16 @@ BY_NAME = {verb.name: verb for verb in VERBS}
 
 
 def load(verb: Verb) -> click.Command:
-    """Import a verb's command.
-
-    Raises:
-        click.UsageError: what it needs is not installed.
-    """
+    """Import a verb's command. Raises click.UsageError: what it needs is not installed."""
     try:
-        module = import_module(verb.module)
+        command = import_module(f"kpsplit.admin_cli.commands.{verb.name}").command
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("kpsplit."):
             raise  # a bug of ours, and nothing that could be installed
         raise click.UsageError(
             f"{verb.name} needs the module {error.name}; install it with: pip install 'kpsplit[demo]'"
         ) from error
-    command = module.command
-    if not isinstance(command, click.Command):
-        raise TypeError(f"{verb.module}.command is no click command")
-    return command
+    return cast("click.Command", command)
 
 
 class Root(click.Group):
@@ -118,11 +101,9 @@ class Root(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of the help."""
         return [verb.name for verb in VERBS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a verb's command."""
         verb = BY_NAME.get(cmd_name)
         return None if verb is None else load(verb)
 
@@ -152,7 +133,6 @@ class Root(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs in their sections."""
         for section, verbs in groupby(VERBS, key=lambda verb: verb.section):
             with formatter.section(section):
                 formatter.write_dl([(verb.name, verb.help) for verb in verbs])
@@ -165,7 +145,6 @@ class Root(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and exit with its code."""
         raise SystemExit(run(self, list(sys.argv[1:] if args is None else args), extra))
 
 

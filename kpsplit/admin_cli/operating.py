@@ -30,11 +30,7 @@ def plan_json(plan: Plan) -> Any:
 
 
 def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Plan:
-    """Read a saved plan.
-
-    Raises:
-        UsageError: it cannot be read, or is one for something else.
-    """
+    """Read a saved plan. Raises UsageError: it cannot be read, or is one for something else."""
     from kpsplit.control.plans import Plan
 
     try:
@@ -52,13 +48,8 @@ def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Pla
 def carry_out(
     call: Call, operations: Admin, plan: Plan, *, max_pause: float, force: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Show a plan, and unless it is a dry run, run it and report.
-
-    Raises:
-        KpsplitError: a check of the plan forbids to run it.
-        Declined: the user answered no.
-    """
-    from kpsplit.admin_cli.render.console import stderr
+    """Show a plan; unless it is a dry run, ask, run it and report. Raises Declined, or as check_runnable."""
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.admin_cli.render.plan import show_plan
 
     if dry_run:
@@ -70,15 +61,14 @@ def carry_out(
     show_plan(plan, stderr(), brief=True)
     check_runnable(plan, force)
     call.confirm(f"{plan.kind.capitalize()} {plan.parent} now?", yes)
-    report_on(call, _run(call, operations, plan, max_pause, force))
+    max_pause_ms = round(max_pause * 1000)
+    with explained_interrupt(call, operations, plan.parent), StepProgress(stderr()) as progress:
+        report = operations.run(plan, max_pause_ms=max_pause_ms, observer=progress, force=force)
+    report_on(call, report)
 
 
 def check_runnable(plan: Plan, force: bool) -> None:
-    """Raise unless the plan may be run.
-
-    Raises:
-        KpsplitError: it may not; the error of the first failed check, with its exit code.
-    """
+    """Raise the error of the first failed check, with its exit code, if a plan may not be run."""
     from kpsplit.control.preconditions import refusal
 
     problems = plan.problems(force)
@@ -93,12 +83,8 @@ def check_runnable(plan: Plan, force: bool) -> None:
 
 
 def check_current(operations: Admin, plan: Plan) -> Plan:
-    """Return a saved plan if the partition still is as it was when the plan was made.
-
-    Raises:
-        ConflictError: it is not.
-    """
-    from kpsplit.control.runner import refuse_moved_on
+    """Raises ConflictError: the partition is no longer as it was when the plan was made."""
+    from kpsplit.control.planning import refuse_moved_on
 
     view = operations.view()
     state = view.state(plan.parent)
@@ -109,28 +95,14 @@ def check_current(operations: Admin, plan: Plan) -> Plan:
 
 
 def report_on(call: Call, report: Report) -> None:
-    """Print how an operation ended."""
     from kpsplit.admin_cli.render.plan import report_json, show_report
 
-    data = (report.outcome, report.state, report.pauses, report.seconds)
-    call.show(report_json(*data), lambda console: show_report(*data, console))
-
-
-def _run(call: Call, operations: Admin, plan: Plan, max_pause: float, force: bool) -> Report:
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-
-    max_pause_ms = round(max_pause * 1000)
-    with explained_interrupt(call, operations, plan.parent), StepProgress(stderr()) as progress:
-        return operations.run(plan, max_pause_ms=max_pause_ms, observer=progress, force=force)
+    call.show(report_json(report), lambda console: show_report(report, console))
 
 
 @contextmanager
 def explained_interrupt(call: Call, operations: Admin, parent: PhysicalPartition) -> Iterator[None]:
-    """Report the outcome of the operation if the block is interrupted.
-
-    Raises:
-        Interrupted: it was, and what had not taken effect was rolled back.
-    """
+    """Turn an interruption into Interrupted, with what became of the operation: rolled back if possible."""
     before = operations.view().state(parent)
     try:
         yield

@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kpsplit.admin_cli.options import Given
-from kpsplit.admin_cli.param_types import is_sendable
+from kpsplit.admin_cli.options import Given, is_sendable
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection, is_secret, line_of, names_brokers, quiet, read_properties
@@ -37,11 +33,7 @@ _UNKNOWN = re.compile(r'No such configuration property: "([^"]*)"')
 
 
 def properties_of(given: Given) -> dict[str, str]:
-    """Return the properties that were given: the file's, over them those of -X, over all the brokers of -b.
-
-    Raises:
-        ConfigurationError: the file cannot be read.
-    """
+    """Return what was given: the file's, over them those of -X, over all the brokers of -b."""
     properties: dict[str, str] = {}
     if given.command_config is not None:
         properties.update(read_properties(given.command_config))
@@ -60,29 +52,15 @@ def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
             properties[name.strip()] = value
     with contextlib.suppress(KpsplitError):
         properties.update(properties_of(given))
-    found = [*Redactor.secrets(properties), *Redactor.secrets(given.properties)]
-    for file in _role_files(args):
-        with contextlib.suppress(KpsplitError):
-            found += Redactor.secrets(read_properties(file))
-    return Redactor(found)
-
-
-def _role_files(args: Sequence[str]) -> list[Path]:
-    """Return the files that ``kpsplit demo --role-config ROLE=FILE`` names."""
-    option = "--role-config"
-    pairs = [a.removeprefix(f"{option}=") for a in args if a.startswith(f"{option}=")]
-    pairs += [value for name, value in pairwise(args) if name == option]
-    pairs += os.environ.get("KPSPLIT_DEMO_ROLE_CONFIGS", "").split()
-    return [Path(pair.partition("=")[2]) for pair in pairs if "=" in pair]
+    given_too = (properties, given.properties, *given.others)
+    return Redactor(secret for found in given_too for secret in Redactor.secrets(found))
 
 
 def connect(given: Given) -> Connection:
     """Return a connection whose brokers have answered.
 
-    Raises:
-        ConfigurationError: a setting is missing, unknown or malformed.
-        UnreachableError: no broker answered within REACH_SECONDS.
-        AuthorizationError: the brokers refused the credentials.
+    Raises ConfigurationError: a setting is missing, unknown or malformed; UnreachableError: no broker
+    answered within REACH_SECONDS; AuthorizationError: the brokers refused the credentials.
     """
     properties = properties_of(given)
     check_sendable(properties)
@@ -113,11 +91,7 @@ def _check_names(properties: Mapping[str, str], where: Where) -> None:
 
 
 def check_brokers(text: str) -> None:
-    """Raise unless these are addresses of brokers.
-
-    Raises:
-        ConfigurationError: one is not; the client library would try to reach it without end.
-    """
+    """Raises ConfigurationError: that is no address; the client library would try to reach it without end."""
     parts = [part.strip() for part in text.split(",")]
     for part in filter(None, parts) if any(parts) else parts:
         scheme, _, address = part.rpartition("://")
@@ -130,11 +104,7 @@ def check_brokers(text: str) -> None:
 
 
 def check_sendable(properties: Mapping[str, str]) -> None:
-    """Raise unless the client library takes every property as it is.
-
-    Raises:
-        ConfigurationError: one has a character that it would cut the value at, or cannot take.
-    """
+    """Raises ConfigurationError: the client library would cut a property off at a character, or refuse it."""
     for name, value in properties.items():
         if not is_sendable(name) or not is_sendable(value):
             raise ConfigurationError(
@@ -234,11 +204,9 @@ class Redactor:
 
     @staticmethod
     def secrets(properties: Mapping[str, str]) -> list[str]:
-        """Return the values of the secret ones among some properties."""
         return [str(value) for name, value in properties.items() if is_secret(name)]
 
     def __call__(self, text: str) -> str:
-        """Return the text without secrets."""
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
 
@@ -258,7 +226,6 @@ class _RedactingFormatter(logging.Formatter):
         self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record in one line, without secrets."""
         return one_line(self._redact(super().format(record)))
 
 

@@ -1,4 +1,7 @@
-"""What the application's calls do in the engine's thread: commits, seeks, pauses, assignment by hand."""
+"""What the application's calls do: commits, seeks, pauses, assignment by hand in the engine's thread.
+
+Questions that brokers have to answer are run in the executor's thread.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
+from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.committer import Committer, Parts
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.group.membership import Membership, by_hand, slot_by_hand
-from kpsplit.consumer.group.subscribing import Subscribing
+from kpsplit.consumer.group.membership import Membership, Subscribing, by_hand, slot_by_hand
 from kpsplit.consumer.slots.assigned import (
     EARLIEST,
-    IN_SINK,
     AssignedSlot,
     PieceProgress,
     SlotStage,
@@ -23,18 +33,19 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
     after_record,
 )
-from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot, left_to_read
+from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
 
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 
 
 class ApplicationRequests:
-    """See the module. Every method runs in the engine's thread."""
+    """Every method runs in the engine's thread."""
 
     def __init__(
         self,
@@ -56,6 +67,16 @@ class ApplicationRequests:
         """Commit slots; the future tells what was committed, or raises _NO_OFFSET if that is nothing."""
         self._committer.ask(cursors, future)
 
+    def chosen(self, message: Any, offsets: Sequence[TopicPartition] | None, mark: int) -> Cursors:
+        """Return what ``commit()`` or ``store_offsets()`` means, by what was handed out before a mark."""
+        if self._slots.sink is not self._buffer:
+            raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
+        if message is not None:
+            return self.keep(self.after_message(message, mark))
+        if offsets is not None:
+            return self.keep(self.below_offsets(offsets, mark), exactly=True)
+        return self.handed_out(mark)
+
     def keep(self, cursors: Cursors, *, exactly: bool = False) -> Cursors:
         """Have no later commit take these cursors back; return them as they are to be committed.
 
@@ -75,17 +96,16 @@ class ApplicationRequests:
 
     def handed_out(self, mark: int) -> Cursors:
         """Return the cursors of everything before a mark, where they are not committed."""
-        found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for assigned in self._slots.on(IN_SINK):
-            cursors = self._at(assigned, mark)
-            if self._slots.unsaved(assigned, cursors):
-                found[assigned.slot] = cursors
-        return found
-
-    def _at(self, assigned: AssignedSlot, mark: int) -> tuple[Cursor, ...]:
         if not self._slots.auto_store:
-            return self._slots.processed(assigned)
-        return self._slots.settled(assigned, [self._buffer.cursor_at(assigned.slot, mark)])
+            return self._slots.changed(self._slots.in_sink())
+        now = {
+            h.slot: self._slots.settled(h, [self._buffer.cursor_at(h.slot, mark)])
+            for h in self._slots.in_sink()
+        }
+        kept = self.keep(now)
+        return {
+            slot: cursors for slot, cursors in kept.items() if self._slots.unsaved(self._slots[slot], cursors)
+        }
 
     def after_message(self, message: Any, mark: int) -> Cursors:
         """Return the cursors that say that a message, and what came before it, is processed."""
@@ -130,7 +150,8 @@ class ApplicationRequests:
                 continue
             read = self._buffer.cursor_at(assigned.slot, mark)
             found[assigned.slot] = tuple(
-                move(lineage, before, read.narrowed(before.range)) for before in assigned.known_processed
+                move(lineage, before, read.narrowed(before.range))
+                for before in self._committer.known_processed(assigned)
             )
         return found
 
@@ -142,7 +163,6 @@ class ApplicationRequests:
             self._slots[slot].stored = pieces
 
     def place(self, message: Any) -> Place | None:
-        """Return where a message is stored."""
         return place_of(message, self._slots.lineage(PhysicalPartition(message.topic(), message.partition())))
 
     # -- places ------------------------------------------------------------------------------------
@@ -151,9 +171,28 @@ class ApplicationRequests:
         """Return the logical partitions of which a slot is assigned."""
         return [TopicPartition(p.topic, p.partition) for p in self._slots.parents()]
 
-    def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[int | None]:
-        """Return the least logical offset that was not handed out, per partition; None if nothing was."""
-        return [self._position(PhysicalPartition(p.topic, p.partition), mark) for p in parts]
+    def slots(self, mark: int) -> list[MemberSlot]:
+        """Return every slot with what was handed out of it up to a mark, and what is committed."""
+        return [self._member_slot(assigned, mark) for assigned in self._slots]
+
+    def _member_slot(self, assigned: AssignedSlot, mark: int) -> MemberSlot:
+        slot, lineage = assigned.slot, self._slots.lineage(assigned.parent)
+        cursors = self._stands(slot, mark) if assigned.in_sink else assigned.begun_at
+        return MemberSlot(
+            topic=slot.parent.topic,
+            partition=slot.parent.partition,
+            index=slot.index,
+            count=slot.slots,
+            range=slot.range,
+            stage=assigned.stage.value,
+            positions=left_to_read(lineage, cursors),
+            committed=left_to_read(lineage, assigned.committed),
+        )
+
+    def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[TopicPartition]:
+        """Return the least logical offset that was not handed out, per partition."""
+        offsets = [self._position(PhysicalPartition(p.topic, p.partition), mark) for p in parts]
+        return with_offsets(parts, [OFFSET_INVALID if at is None else at for at in offsets])
 
     def _position(self, parent: PhysicalPartition, mark: int) -> int | None:
         mine = [h for h in self._slots.of(parent) if h.in_sink and h.start is not None]
@@ -171,28 +210,24 @@ class ApplicationRequests:
 
     def wanted(self, parts: Sequence[TopicPartition]) -> list[StartRequest]:
         """Return whole logical partitions as the group's offsets take them."""
+        return [self._request(PhysicalPartition(p.topic, p.partition)) for p in parts]
+
+    def _request(self, parent: PhysicalPartition) -> StartRequest:
         metadata = self._slots.metadata
-        return [
-            StartRequest(
-                metadata.state(PhysicalPartition(p.topic, p.partition)).lineage,
-                metadata.subscribed(p.topic).mode,
-                WHOLE,
-            )
-            for p in parts
-        ]
+        state, mode = metadata.state(parent), metadata.subscribed(parent.topic).mode
+        return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
     def known(self) -> bool:
-        """Return whether it is known what is enrolled."""
         return self._slots.metadata.ready
 
-    def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
-        """Return the lineage of a logical partition of which a slot is assigned.
+    def assigned(self, part: TopicPartition) -> StartRequest:
+        """Return a logical partition as ``wanted`` does; a slot of it must be assigned.
 
         Raises:
             KafkaException: none is.
         """
-        self._assigned([parent])
-        return self._slots.lineage(parent)
+        (parent,) = self._assigned([part])
+        return self._request(parent)
 
     def seek(self, parent: PhysicalPartition, cursor: Cursor) -> None:
         """Read the slots of a logical partition from another place."""
@@ -203,11 +238,10 @@ class ApplicationRequests:
         for assigned in assigned_slots:
             assigned.stored = None
             own = cursor.narrowed(assigned.slot.range).settled(lineage)
-            if self._note_move(assigned, (own,)):
-                assigned.sought = assigned.moves
+            self._note_move(assigned, (own,))
             self._slots.start_at(assigned, SlotStart((own,)))
 
-    def _note_move(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
+    def _note_move(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> None:
         """The application names a place: note it, and tell, if the group may have been further.
 
         Then the next commit says so.
@@ -217,8 +251,7 @@ class ApplicationRequests:
             judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
             if not judged or tuple(PieceProgress(known).furthest(cursors, lineage)) != cursors:
                 assigned.moves += 1
-                return True
-        return False
+                return
 
     def start(
         self, cursors: Mapping[PhysicalPartition, Cursor | None], at_start: Collection[PhysicalPartition] = ()
@@ -230,26 +263,25 @@ class ApplicationRequests:
         for parent, cursor in cursors.items():
             if cursor is not None:
                 self.seek(parent, cursor)
-        self._membership.given.take({**cursors, **dict.fromkeys(at_start, EARLIEST)})
+        self._membership.callbacks.give({**cursors, **dict.fromkeys(at_start, EARLIEST)})
 
-    def pause(self, parents: Iterable[PhysicalPartition]) -> None:
+    def pause(self, parts: Iterable[TopicPartition]) -> None:
         """Read nothing of logical partitions, and take back what waits of them."""
-        chosen = self._assigned(parents)
+        chosen = self._assigned(parts)
         for parent in chosen:
             self._slots.reader.update(self._slots.state(parent))
         self._slots.reader.pause(chosen)
         for slot, cursor in self._buffer.take_back(chosen).items():
-            self._slots.reader.seek(slot, cursor)
+            self._slots.reader.own(slot, cursor)
 
-    def resume(self, parents: Iterable[PhysicalPartition]) -> None:
-        """Read on."""
-        chosen = self._assigned(parents)
+    def resume(self, parts: Iterable[TopicPartition]) -> None:
+        chosen = self._assigned(parts)
         for parent in chosen:
             self._slots.reader.update(self._slots.state(parent))
         self._slots.reader.resume(chosen)
 
-    def _assigned(self, parents: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
-        chosen = list(parents)
+    def _assigned(self, parts: Iterable[TopicPartition]) -> list[PhysicalPartition]:
+        chosen = [PhysicalPartition(p.topic, p.partition) for p in parts]
         for parent in chosen:
             if not self._slots.of(parent):
                 raise KafkaException(KafkaError(UNKNOWN_PARTITION, f"{parent} is not assigned"))
@@ -276,15 +308,14 @@ class ApplicationRequests:
         self.assign_holdings(new, more=False)
 
     def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
-        """Hold slots without a group."""
         if not more:
             self.let_go(list(self._slots))
         self._subscribing.by_hand = True
         self._membership.hold(new)
 
-    def unassign(self, parents: Iterable[PhysicalPartition]) -> None:
+    def unassign(self, parts: Iterable[TopicPartition]) -> None:
         """Let logical partitions go that were assigned by hand."""
-        gone = set(parents)
+        gone = {PhysicalPartition(p.topic, p.partition) for p in parts}
         self.let_go([h for h in self._slots if h.parent in gone])
 
     def let_go(self, assigned_slots: list[AssignedSlot]) -> None:
@@ -293,3 +324,79 @@ class ApplicationRequests:
         if not len(self._slots):
             self._subscribing.by_hand = False
             self._membership.left()
+
+
+class OffsetQueries:
+    """Questions about logical partitions that brokers have to answer; run in the executor's thread."""
+
+    def __init__(self, group_offsets: GroupOffsets, query_client: QueryClient) -> None:
+        self._group_offsets = group_offsets
+        self._query_client = query_client
+
+    def committed(self, wanted: Sequence[StartRequest], seconds: float) -> list[tuple[int, str | None]]:
+        """Return the group's committed logical offset per partition: everything below it is processed.
+
+        With it the metadata of the ordinary commit, where that is all there is.
+        """
+        found: list[tuple[int, str | None]] = []
+        for asked, pieces in zip(wanted, self._group_offsets.committed(wanted), strict=True):
+            known, metadata = [c for _, c in pieces if c is not None], None
+            if len(known) < len(pieces):
+                parts = self._query_client.committed_parts(asked.lineage.sources(), seconds)
+                ordinary = {place: part.offset for place, part in parts.items()}
+                if asked.mode.plain and parts:
+                    metadata = parts[asked.lineage.parent].metadata
+                if ordinary:
+                    cursor = Cursor.from_positions(asked.lineage, WHOLE, ordinary)
+                    known += [cursor.narrowed(r) for r, c in pieces if c is None]
+            offset = logical_position(asked.lineage, known) if known else OFFSET_INVALID
+            found.append((offset, metadata))
+        return found
+
+    def cursor_at(self, wanted: StartRequest, offset: int) -> Cursor | None:
+        """Return a whole partition's cursor for an offset that an application gave; None: as committed."""
+        if offset == OFFSET_BEGINNING:
+            return self._group_offsets.reset(wanted, "earliest")
+        if offset == OFFSET_END:
+            return self._group_offsets.reset(wanted, "latest")
+        if offset < 0:
+            return None
+        ends = self._group_offsets.ends(wanted.lineage)
+        return Cursor.from_logical(wanted.lineage, WHOLE, offset, ends)
+
+    def watermarks(self, lineage: Lineage, seconds: float) -> tuple[int, int]:
+        """Return the least logical offset that can be read, and one more than the greatest."""
+        lows = self._group_offsets.admin.start_offsets(lineage.sources(), seconds)
+        ends = self._group_offsets.ends(lineage)
+        high = max([lineage.next_logical(), *(_after(lineage.get(i), end) for i, end in ends.items())])
+        left = [
+            segment.logical(first)
+            for segment in lineage
+            if segment.source in lows
+            and (first := max(segment.start, lows[segment.source]))
+            < ends.get(segment.id, segment.end or first)
+        ]
+        return min(left, default=high), high
+
+    def at_times(self, lineage: Lineage, milliseconds: int, seconds: float) -> int:
+        """Return the least logical offset of records that are not older; OFFSET_END if there is none."""
+        asked = [TopicPartition(s.topic, s.partition, milliseconds) for s in lineage.sources()]
+        answers = self._query_client.client.offsets_for_times(asked, timeout=seconds)
+        offsets = {PhysicalPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
+        return min(_first_numbers(lineage, offsets), default=OFFSET_END)
+
+
+def _first_numbers(lineage: Lineage, offsets: Mapping[PhysicalPartition, int]) -> list[int]:
+    return [
+        segment.logical(max(segment.start, offsets[segment.source]))
+        for segment in lineage
+        if segment.source in offsets and (segment.end is None or offsets[segment.source] < segment.end)
+    ]
+
+
+def _after(segment: Segment, end: int) -> int:
+    return segment.logical(end - 1) + 1 if end > segment.start else 0
+
+
+def with_offsets(parts: Sequence[TopicPartition], offsets: Sequence[int]) -> list[TopicPartition]:
+    return [TopicPartition(p.topic, p.partition, offset) for p, offset in zip(parts, offsets, strict=True)]

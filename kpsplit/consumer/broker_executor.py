@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -28,10 +29,12 @@ class BrokerExecutor(Generic[Owned]):
     """
 
     def __init__(self, name: str, owned: Owned) -> None:
-        self._name = name
         self.owned = owned
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        # The engine and the application may give the first job at once: one of them gets 0, and starts the
+        # thread. No lock, which a signal handler that calls again could never get.
+        self._given = itertools.count()
         self._closed = False
 
     def ask(self, question: Callable[[Owned], T]) -> Future[T]:
@@ -46,17 +49,16 @@ class BrokerExecutor(Generic[Owned]):
         """
         if self._closed:
             raise KpsplitError("the consumer is closed", hint="make a new one")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
         future: Future[T] = Future()
         self._jobs.put(lambda: _settle(future, job))
+        if next(self._given) == 0:
+            self._thread.start()
         return future
 
     def close(self, seconds: float) -> None:
         """Run what was given, then end the thread; waits for it so long."""
         self._closed = True
-        if self._thread is not None:
+        if next(self._given):
             self._jobs.put(None)
             self._thread.join(seconds)
 
@@ -109,7 +111,6 @@ class QueryClient:
 
     @property
     def client(self) -> Any:
-        """The client itself."""
         with self._lock:
             if self._client is None:
                 self._client = self._connection.open_consumer(

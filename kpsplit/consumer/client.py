@@ -1,4 +1,4 @@
-"""The drop-in Consumer (protocol, section 10)."""
+"""The drop-in Consumer and DeserializingConsumer (protocol, section 10)."""
 
 from __future__ import annotations
 
@@ -8,47 +8,32 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import confluent_kafka
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_INVALID,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from kpsplit.clock import Deadline
 from kpsplit.consumer.broker_executor import QueryClient, answer
-from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.offset_queries import seconds_of
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.engine import statistics
-from kpsplit.consumer.events import Events
+from kpsplit.consumer.events import Events, Rebalanced
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
-from kpsplit.consumer.group.membership import Membership
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.polling import Poller
-from kpsplit.consumer.session import ConsumerSession, with_deadline
-from kpsplit.consumer.slots.assigned_slots import Cursors
+from kpsplit.consumer.session import CLOSE_SECONDS, ConsumerSession
+from kpsplit.consumer.slots.assigned_slots import MemberSlot, StateBinding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.logical_message import Place
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.reading import Cursor
+from kpsplit.kafka.logical_message import Place, headers_of
 
 if TYPE_CHECKING:
     from kpsplit.consumer.run.policies import RunOptions
     from kpsplit.consumer.run.work_queue import RunStats
-    from kpsplit.consumer.state.hooks import StateHooks
+    from kpsplit.consumer.state.slots import StateHooks
 
 COMMIT_SECONDS = 60.0
-CLOSE_SECONDS = 60.0
-LOOK_SECONDS = 0.05
 
-Rebalanced = Callable[[Any, list[TopicPartition]], object]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -134,13 +119,9 @@ class Consumer(confluent_kafka.Consumer):
         session = self._running()
 
         def subscribe() -> None:
-            membership: Membership = session.engine.membership
-            membership.on_assign = _bound(self_reference, on_assign)
-            membership.on_revoke = _bound(self_reference, on_revoke)
-            membership.on_lost = _bound(self_reference, on_lost)
+            session.engine.membership.callbacks.use(self, on_assign, on_revoke, on_lost)
             session.engine.subscribing.subscribe(topics)
 
-        self_reference = weakref.ref(self)
         session.ask(subscribe)
 
     def unsubscribe(self) -> None:
@@ -150,27 +131,11 @@ class Consumer(confluent_kafka.Consumer):
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions, whole, without a group; in on_assign: where to start."""
-        self._assign(partitions, more=False)
+        self._known_session().assign(partitions, more=False)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions too; in on_assign: where to start."""
-        self._assign(partitions, more=True)
-
-    def _assign(self, partitions: Sequence[TopicPartition], *, more: bool) -> None:
-        session = self._known_session()
-        starts = {PhysicalPartition(p.topic, p.partition): p.offset for p in partitions}
-        lineages = [w.lineage for w in session.ask(lambda: session.calls.wanted(partitions))]
-
-        def look_up() -> dict[PhysicalPartition, Cursor | None]:
-            return {line.parent: session.questions.cursor_at(line, starts[line.parent]) for line in lineages}
-
-        cursors = session.look_up(look_up, COMMIT_SECONDS)
-        if self._events.inside_callback():
-            at_start = [parent for parent in cursors if starts[parent] == OFFSET_BEGINNING]
-            session.ask(lambda: session.calls.start(cursors, at_start))
-            return
-        self._buffer.processed()
-        session.ask(lambda: session.calls.assign(cursors, more=more))
+        self._known_session().assign(partitions, more=True)
 
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
         """Read single slots (topic, partition, index of the key range) without a group: your own assignment.
@@ -196,9 +161,8 @@ class Consumer(confluent_kafka.Consumer):
         """Let go of some partitions that were assigned by hand; in on_revoke this is done already."""
         if not self._events.inside_callback():
             session = self._running()
-            parents = [PhysicalPartition(p.topic, p.partition) for p in partitions]
             self._buffer.processed()
-            session.ask(lambda: session.calls.unassign(parents))
+            session.ask(lambda: session.calls.unassign(partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """Return the logical partitions of which at least one slot is assigned."""
@@ -255,28 +219,13 @@ class Consumer(confluent_kafka.Consumer):
         if message is None and offsets is None:
             self._buffer.processed()
         mark = self._buffer.mark()
-        future: Future[Parts] | None = None if asynchronous else Future()
+        future: Future[list[TopicPartition]] | None = None if asynchronous else Future()
 
         def commit() -> None:
-            session.calls.commit(self._chosen(session, message, offsets, mark), future)
+            session.calls.commit(session.calls.chosen(message, offsets, mark), future)
 
         session.ask(commit)
         return None if future is None else answer(future, COMMIT_SECONDS)
-
-    def _chosen(
-        self,
-        session: ConsumerSession,
-        message: Message | None,
-        offsets: Sequence[TopicPartition] | None,
-        mark: int,
-    ) -> Cursors:
-        if session.engine.slots.sink is not self._buffer:
-            raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
-        if message is not None:
-            return session.calls.keep(session.calls.after_message(message, mark))
-        if offsets is not None:
-            return session.calls.keep(session.calls.below_offsets(offsets, mark), exactly=True)
-        return session.calls.handed_out(mark)
 
     def store_offsets(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None
@@ -293,48 +242,32 @@ class Consumer(confluent_kafka.Consumer):
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
         session = self._known_session()
         mark = self._buffer.mark()
-        session.ask(lambda: session.calls.store(self._chosen(session, message, offsets, mark)))
+        session.ask(lambda: session.calls.store(session.calls.chosen(message, offsets, mark)))
 
     def committed(
         self, partitions: list[TopicPartition], timeout: float | None = None
     ) -> list[TopicPartition]:
         """Return the group's committed logical offsets: everything below is processed."""
-        session = self._known_session(timeout)
-        wanted = session.ask(lambda: session.calls.wanted(partitions))
-        seconds = seconds_of(timeout)
-        found = session.look_up(lambda: session.questions.committed(wanted, seconds), seconds + 1.0)
-        return [
-            part_of(PhysicalPartition(p.topic, p.partition), offset, metadata)
-            for p, (offset, metadata) in zip(partitions, found, strict=True)
-        ]
+        return self._known_session(timeout).committed(partitions, timeout)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next logical offset per partition; OFFSET_INVALID where nothing was handed out."""
         session, mark = self._running(), self._buffer.mark()
-        found = session.ask(lambda: session.calls.positions(partitions, mark))
-        return _with_offsets(partitions, [OFFSET_INVALID if at is None else at for at in found])
+        return session.ask(lambda: session.calls.positions(partitions, mark))
 
     def seek(self, partition: TopicPartition) -> None:
         """Read a partition's slots from a logical offset, OFFSET_BEGINNING or OFFSET_END."""
-        session = self._running()
-        parent = PhysicalPartition(partition.topic, partition.partition)
-        lineage = session.ask(lambda: session.calls.assigned_lineage(parent))
-        cursor = session.look_up(
-            lambda: session.questions.cursor_at(lineage, partition.offset), COMMIT_SECONDS
-        )
-        if cursor is None:
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot seek to {partition.offset}"))
-        session.ask(lambda: session.calls.seek(parent, cursor))
+        self._running().seek(partition)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out nothing of partitions until ``resume``."""
         session = self._running()
-        session.ask(lambda: session.calls.pause(_parents(partitions)))
+        session.ask(lambda: session.calls.pause(partitions))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand out records of partitions again."""
         session = self._running()
-        session.ask(lambda: session.calls.resume(_parents(partitions)))
+        session.ask(lambda: session.calls.resume(partitions))
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -342,24 +275,13 @@ class Consumer(confluent_kafka.Consumer):
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
         """Return the least logical offset that can be read, and one more than the greatest."""
-        session = self._known_session(timeout)
-        lineage = session.ask(lambda: session.calls.wanted([partition]))[0].lineage
-        seconds = seconds_of(timeout)
-        return session.look_up(lambda: session.questions.watermarks(lineage, seconds), seconds + 1.0)
+        return self._known_session(timeout).watermarks(partition, timeout)
 
     def offsets_for_times(
         self, partitions: list[TopicPartition], timeout: float | None = None
     ) -> list[TopicPartition]:
         """Return the least logical offset whose record is not older than the time given as an offset."""
-        session = self._known_session(timeout)
-        lineages = [w.lineage for w in session.ask(lambda: session.calls.wanted(partitions))]
-        seconds = seconds_of(timeout)
-
-        def ask() -> list[int]:
-            pairs = zip(lineages, partitions, strict=True)
-            return [session.questions.at_times(line, part.offset, seconds) for line, part in pairs]
-
-        return _with_offsets(partitions, session.look_up(ask, seconds * max(1, len(partitions)) + 1.0))
+        return self._known_session(timeout).at_times(partitions, timeout)
 
     def list_topics(self, *args: Any, **kwargs: Any) -> Any:
         """Return the cluster's topics, as ``confluent_kafka.Consumer.list_topics`` does."""
@@ -402,10 +324,15 @@ class Consumer(confluent_kafka.Consumer):
         session = self._running()
         return session.ask(lambda: session.calls.place(message))
 
+    def slots(self) -> list[MemberSlot]:
+        """Return the key ranges that this member has: how far each is handed out, and what is committed."""
+        session, mark = self._running(), self._buffer.mark()
+        return session.ask(lambda: session.calls.slots(mark))
+
     def stats(self) -> Mapping[str, Any]:
-        """Return the engine's state, how often it went along each edge, its slots and counts."""
+        """Return what the member does now, its slots, and how often things have happened."""
         session = self._running()
-        return session.ask(lambda: statistics(session.engine))
+        return session.ask(session.engine.statistics)
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -451,15 +378,7 @@ class Consumer(confluent_kafka.Consumer):
             self._poller.before_end = self.close
             self._buffer.attention = True  # without its lock, which this thread may hold
             return
-        raised: Exception | None = None
-        self._buffer.processed()
-        session.engine.close()
-        deadline = Deadline(CLOSE_SECONDS)
-        while not session.engine.ended(LOOK_SECONDS) and deadline.left() > 0:
-            try:
-                self._events.serve()
-            except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
-                raised = raised or error
+        raised = session.close()
         self._poller.end()
         self._let_go_of_state()
         if raised is not None:
@@ -536,38 +455,45 @@ class Consumer(confluent_kafka.Consumer):
             self._buffer,
             self._events,
             self._poller.pulse,
-            self._state,
+            StateBinding(self._state),
         )
-        self._poller.engine = session.engine
+        self._poller.reads_here = session.engine.reads_here
         weakref.finalize(self, session.engine.close)
         return session
 
     def _known_session(self, timeout: float | None = None) -> ConsumerSession:
         session = self._running()
-        session.until_known(with_deadline(timeout))
+        session.until_known(timeout)
         return session
 
 
-def _bound(
-    reference: weakref.ref[Consumer], callback: Rebalanced | None
-) -> Callable[[list[TopicPartition]], object] | None:
-    """Return a callback that gets the Consumer, without keeping it alive."""
-    if callback is None:
-        return None
-    chosen = callback
+class _ReadableHeaders(Consumer):
+    """Hands out records whose headers deserialisers can ask for."""
 
-    def call(partitions: list[TopicPartition]) -> object:
-        consumer = reference()
-        return None if consumer is None else chosen(consumer, partitions)
-
-    return call
+    def poll(self, timeout: float | None = -1) -> Message | None:
+        message = super().poll(timeout)
+        if message is not None:
+            headers_of(message)
+        return message
 
 
-def _parents(partitions: Sequence[TopicPartition]) -> list[PhysicalPartition]:
-    return [PhysicalPartition(p.topic, p.partition) for p in partitions]
+class DeserializingConsumer(  # type: ignore[misc]
+    confluent_kafka.DeserializingConsumer, _ReadableHeaders, Generic[K, V]
+):
+    """Drop-in for ``confluent_kafka.DeserializingConsumer``, with the same deserialiser settings.
 
+    Args:
+        conf: the application's configuration.
+        state: as for ``Consumer``. A key that was deserialised does not tell the record's slot: handlers of
+            ``run()`` find their state, whoever polls uses ``Consumer``.
+    """
 
-def _with_offsets(partitions: Sequence[TopicPartition], offsets: Sequence[int]) -> list[TopicPartition]:
-    return [
-        TopicPartition(p.topic, p.partition, offset) for p, offset in zip(partitions, offsets, strict=True)
-    ]
+    def __init__(self, conf: dict[str, Any], *, state: StateHooks | None = None) -> None:
+        super().__init__(conf)
+        self._keep(state)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        """Close."""
+        self.close()

@@ -24,20 +24,16 @@ from confluent_kafka import KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
-from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.group.membership import Membership
+from kpsplit.consumer.group.membership import Membership, Subscribing
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
-from kpsplit.consumer.group.subscribing import ClusterTopics, Subscribing
-from kpsplit.consumer.metadata import Metadata
+from kpsplit.consumer.metadata import ClusterTopics
 from kpsplit.consumer.reading import Reading
-from kpsplit.consumer.slots.assigned import IN_SINK
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
-from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.error_map import error_of, translate
 
@@ -62,10 +58,9 @@ class Clients:
     """
 
     group: GroupConsumer
-    metadata: Metadata
     reader: SlotReader
     query_client: QueryClient
-    executor: BrokerExecutor[GroupOffsets]
+    executor: BrokerExecutor[Any]
 
     def close(self) -> None:
         """Close all of them but the reader, whatever one raises."""
@@ -74,7 +69,6 @@ class Clients:
             lambda: self.executor.ask(lambda offsets: offsets.close()),
             lambda: self.executor.close(CLOSE_SECONDS),
             self.query_client.close,
-            self.metadata.close,
         ]
         for closer in closers:
             with suppress(Exception):
@@ -103,7 +97,7 @@ class Engine(threading.Thread):
         super().__init__(name="kpsplit-consumer", daemon=True)
         group, executor, query_client = clients.group, clients.executor, clients.query_client
         self.settings, self.slots, self.events = settings, slots, events
-        self.group, self.metadata, self.reader = group, clients.metadata, clients.reader
+        self.group, self.metadata, self.reader = group, slots.metadata, clients.reader
         self.executor = executor
         self._clients = clients
         self._polled_sink = slots.sink
@@ -117,20 +111,23 @@ class Engine(threading.Thread):
         self.reading = Reading(settings, self.reader, slots, events)
         self.committer = Committer(settings, slots, group, executor, events)
         self.membership = Membership(settings, slots, group, self.committer, events, self)
-        self.initializer = SlotInitializer(slots, self.metadata, executor, events, self.membership)
-        growing = GrowingSlots(self.metadata.admin, settings.metadata_refresh)
-        topics = ClusterTopics(group, query_client, executor, growing)
-        self.subscribing = Subscribing(settings, self.membership, self.metadata, topics, events)
+        self.initializer = SlotInitializer(slots, executor, events, self.membership.callbacks)
+        topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
+        self.subscribing = Subscribing(settings, self.membership, slots, topics, events)
         self.enrolment_guard = EnrolmentGuard(slots, self.committer)
-        self.peers = PeerAssignments(slots, self.membership, group, executor)
+        self.peers = PeerAssignments(slots, group, executor, self.membership.slot_at)
         self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
         self.ownership_guard = OwnershipGuard(
-            settings.known_for, slots, self.membership, group, executor, events
+            settings.known_for,
+            slots,
+            group,
+            executor,
+            events,
+            self.membership.lose,
+            lambda: self.committer.refused_as_no_member,
         )
         self.run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None
         """What ``run()`` has done, None while none is under way."""
-        self.fatal: KpsplitError | None = None
-        """What every call for records raises from now on: nothing is handed out any more."""
         self._died: KpsplitError | None = None
         self._missing_right: KpsplitError | None = None
         self.closing = False
@@ -223,7 +220,7 @@ class Engine(threading.Thread):
 
         Not while reading has to begin anew: the engine has it begin, and reports what fails then.
         """
-        reads = self.fatal is None and not self._reader_closed and self.slots.any_on(IN_SINK)
+        reads = self.events.fatal is None and not self._reader_closed and self.slots.any_in_sink()
         return reads and self.slots.sink is self._polled_sink and not self.reading.is_torn
 
     # -- the thread --------------------------------------------------------------------------------
@@ -246,7 +243,7 @@ class Engine(threading.Thread):
 
     def _die(self, error: BaseException) -> None:
         """The thread ends of something that no duty has caught: ``poll()`` must not return None for ever."""
-        self._died = self.fatal = KpsplitError(
+        self._died = self.events.fatal = KpsplitError(
             f"the consumer's background thread has ended: {type(error).__name__}: {error}; nothing more is "
             "read or committed",
             hint="close this consumer and make a new one; it begins at the last commit",
@@ -281,10 +278,10 @@ class Engine(threading.Thread):
     def _push_or_rest(self) -> None:
         """Read for the workers of ``run()`` what there is room for; else rest: an application reads."""
         sink, pushes = self.slots.sink, False
-        if sink is not self._polled_sink and self.fatal is None:
+        if sink is not self._polled_sink and self.events.fatal is None:
             full = sink.waiting_bytes() >= self.settings.buffer_bytes
             self.reading.turns_without_room += full
-            pushes = not full and self.slots.any_on(IN_SINK)
+            pushes = not full and self.slots.any_in_sink()
         if pushes:
             self._read(0 if self._requests else SLICE_SECONDS)
         else:
@@ -306,12 +303,12 @@ class Engine(threading.Thread):
         Not between any two batches: where the application keeps the interpreter busy, each call into a client
         waits for it to let go, and that would bound what can be read.
         """
-        if self.fatal is None:
+        if self.events.fatal is None:
             self._duty(self._look)
         if not nested:
             self._duty(self._poll_group)
             self._duty(self._watch_application)
-        if self.fatal is None:
+        if self.events.fatal is None:
             self._duty(lambda: self.ownership_guard.turn(nested=nested))
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.initializer.turn)
@@ -422,9 +419,9 @@ class Engine(threading.Thread):
     def _fail_closed(self, error: KpsplitError) -> None:
         """A newer kpsplit writes one of its topics: nothing is handed out by what is known here."""
         log.error("kpsplit: %s", error)
-        self.slots.sink.release([h.slot for h in self.slots.on(IN_SINK)])
+        self.slots.sink.release([h.slot for h in self.slots.in_sink()])
         self.events.tell(kafka_error(error))
-        self.fatal = error  # last: who sees it finds the reason told
+        self.events.fatal = error  # last: who sees it finds the reason told
 
     def _hand_over_everything(self) -> None:
         try:
@@ -438,6 +435,8 @@ class Engine(threading.Thread):
 
     def _close_clients(self) -> None:
         self._clients.close()
+        with suppress(Exception):
+            self.metadata.close()
         self._reader_closed = True
         with suppress(Exception):
             self.reader.close()
@@ -447,49 +446,49 @@ class Engine(threading.Thread):
         while self._requests:
             self._requests.popleft()()
 
+    # -- questions ---------------------------------------------------------------------------------
 
-def statistics(engine: Engine) -> Mapping[str, Any]:
-    """Return what ``Consumer.stats()`` does; to be asked in the engine's thread."""
-    slots = engine.slots
-    trouble = engine.fatal or engine.events.trouble or engine.metadata.trouble
-    return {
-        "state": engine.membership.state.value,
-        "slots": {str(h.slot): h.stage.value for h in slots},
-        "waiting_bytes": slots.sink.waiting_bytes(),
-        "without_slots": {t: list(unread) for t, unread in engine.subscribing.topics.without_slots.items()},
-        "held": engine.ownership_guard.held,
-        "strays": engine.reader.strays,
-        "view_fresh": engine.metadata.fresh(),
-        "offset_log_garbage": engine.executor.owned.garbage,
-        "control_garbage": engine.metadata.view.garbage,
-        "trouble": None if trouble is None else str(trouble),
-        "run": engine.run_stats(),
-        **counts(engine),
-    }
+    def statistics(self) -> Mapping[str, Any]:
+        """Return what ``Consumer.stats()`` does; to be asked in the engine's thread."""
+        slots = self.slots
+        trouble = self.events.fatal or self.events.trouble or self.metadata.trouble
+        return {
+            "state": self.membership.state.value,
+            "slots": {str(h.slot): h.stage.value for h in slots},
+            "waiting_bytes": slots.sink.waiting_bytes(),
+            "without_slots": {t: list(unread) for t, unread in self.subscribing.topics.without_slots.items()},
+            "held": self.ownership_guard.held,
+            "strays": self.reader.strays,
+            "view_fresh": self.metadata.fresh(),
+            "offset_log_garbage": self.executor.owned.garbage,
+            "control_garbage": self.metadata.view.garbage,
+            "trouble": None if trouble is None else str(trouble),
+            "run": self.run_stats(),
+            **self.counts(),
+        }
 
-
-def counts(engine: Engine) -> dict[str, int]:
-    """Return how often things have happened, each from the part that counts it."""
-    slots, membership, committer, reading = engine.slots, engine.membership, engine.committer, engine.reading
-    return {
-        "rebalances": slots.rebalances,
-        "slots_assigned": slots.assigned,
-        "slots_withheld": slots.withheld,
-        "slots_handed_over": membership.handed_over,
-        "slots_lost": membership.lost_slots,
-        "left_group": membership.times_left,
-        "held_after_sleep": engine.ownership_guard.times_held,
-        "starts_held_up": engine.initializer.held_up,
-        "commits": committer.commits,
-        "commits_failed": committer.failed,
-        "commits_rejected": committer.rejected,
-        "ordinary_offsets_righted": engine.lag_repair.repaired,
-        "gaps": reading.gaps,
-        "gap_records": reading.gap_records,
-        "foreign_records": reading.foreign_records,
-        "unreadable": reading.unreadable,
-        "offsets_reset": reading.offsets_reset,
-        "internal_errors": reading.internal_errors,
-        "read_anew": reading.read_anew,
-        "turns_without_room": reading.turns_without_room,
-    }
+    def counts(self) -> dict[str, int]:
+        """Return how often things have happened, each from the part that counts it."""
+        slots, membership, committer, reading = self.slots, self.membership, self.committer, self.reading
+        return {
+            "rebalances": slots.rebalances,
+            "slots_assigned": slots.assigned,
+            "slots_withheld": slots.withheld,
+            "slots_handed_over": slots.handed_over,
+            "slots_lost": slots.lost,
+            "left_group": membership.times_left,
+            "held_after_sleep": self.ownership_guard.times_held,
+            "starts_held_up": self.initializer.held_up,
+            "commits": committer.commits,
+            "commits_failed": committer.failed,
+            "commits_rejected": committer.rejected,
+            "ordinary_offsets_righted": self.lag_repair.repaired,
+            "gaps": reading.gaps,
+            "gap_records": reading.gap_records,
+            "foreign_records": reading.foreign_records,
+            "unreadable": reading.unreadable,
+            "offsets_reset": reading.offsets_reset,
+            "internal_errors": reading.internal_errors,
+            "read_anew": reading.read_anew,
+            "turns_without_room": reading.turns_without_room,
+        }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from kpsplit.consumer.slots.assigned import AssignedOffset
 from kpsplit.errors import (
     AuthorizationError,
     FencedError,
@@ -17,6 +20,8 @@ from kpsplit.errors import (
     UnreachableError,
 )
 from kpsplit.splitter.lineage import PhysicalPartition
+
+Rebalanced = Callable[[Any, list[TopicPartition]], object]
 
 
 class Callback:
@@ -29,7 +34,6 @@ class Callback:
         self.done = False
 
     def run(self) -> None:
-        """Call it."""
         try:
             self._call()
         finally:
@@ -50,9 +54,10 @@ class Events:
         self.error_cb: Callable[[KafkaError], object] | None = None
         self.trouble: KpsplitError | None = None
         """What goes wrong now, as ``stats()`` shows it."""
+        self.fatal: KpsplitError | None = None
+        """What every call for records raises from now on: nothing is handed out any more."""
 
     def __bool__(self) -> bool:
-        """Return whether something waits."""
         return bool(self._callbacks or self._errors)
 
     def call(self, call: Callable[[], object]) -> Callback:
@@ -124,7 +129,6 @@ class Events:
             self._attend()
 
     def inside_callback(self) -> bool:
-        """Return whether this thread is inside a callback."""
         return threading.get_ident() in self._running
 
     @property
@@ -133,11 +137,97 @@ class Events:
         return bool(self._running)
 
     def error(self) -> Message | None:
-        """Take the next error event."""
         return self._errors.popleft() if self._errors else None
 
 
-def parts(parents: Any) -> list[TopicPartition]:
+class RebalanceCallbacks:
+    """on_assign, on_revoke and on_lost, and what the application knows and said by them.
+
+    What on_assign gave is of the whole logical partition, whichever of its slots were there. So it holds for
+    slots that arrive later too, for which on_assign is not called, where the group has no commit of them: in
+    the place of ``auto.offset.reset``, which might pass over records that were never read. (A commit is
+    progress since then, and never goes back.) A program that is asked again gives anew.
+
+    Owned by the engine's thread.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.on_assign: Callable[[list[Any]], object] | None = None
+        self.on_revoke: Callable[[list[Any]], object] | None = None
+        self.on_lost: Callable[[list[Any]], object] | None = None
+        self._announced: set[PhysicalPartition] = set()
+        self._given: dict[PhysicalPartition, AssignedOffset] = {}
+
+    def use(self, owner: object, *callbacks: Rebalanced | None) -> None:
+        """Call on_assign, on_revoke and on_lost from now on, with their Consumer, which is not kept alive."""
+        reference = weakref.ref(owner)
+
+        def bound(callback: Rebalanced | None) -> Callable[[list[Any]], object] | None:
+            def call(partitions: list[TopicPartition]) -> object:
+                consumer = reference()
+                return None if consumer is None or callback is None else callback(consumer, partitions)
+
+            return None if callback is None else call
+
+        self.on_assign, self.on_revoke, self.on_lost = map(bound, callbacks)
+
+    def give(self, starts: Mapping[PhysicalPartition, AssignedOffset | None]) -> None:
+        """Keep what on_assign gave; None leaves a partition to the group's commits."""
+        self._ask_again(starts)
+        self._given.update({parent: start for parent, start in starts.items() if start is not None})
+
+    def given_start(self, parent: PhysicalPartition) -> AssignedOffset | None:
+        """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
+        return self._given.get(parent) if parent in self._announced else None
+
+    def announce(self, parents: AbstractSet[PhysicalPartition]) -> Callback | None:
+        """Have on_assign called for those of some partitions of which the application does not know yet."""
+        new = parents - self._announced
+        self._announced |= new
+        self._ask_again(new)
+        on_assign = self.on_assign
+        return None if on_assign is None or not new else self._events.call(lambda: on_assign(parts(new)))
+
+    def revoke(
+        self, leaving: AbstractSet[PhysicalPartition], staying: AbstractSet[PhysicalPartition]
+    ) -> Callback | None:
+        """Have on_revoke called, then on_assign for the partitions of which other slots are ``staying``."""
+        known = self._forget(leaving)
+        again = known & staying
+        self._announced |= again
+        on_revoke, on_assign = self.on_revoke, self.on_assign
+        if on_revoke is None or not known:
+            return None
+        if on_assign is not None:
+            self._ask_again(again)
+
+        def call() -> None:
+            on_revoke(parts(known))
+            if on_assign is not None and again:
+                on_assign(parts(again))
+
+        return self._events.call(call)
+
+    def lose(self, gone: AbstractSet[PhysicalPartition]) -> Callable[[], object]:
+        """Forget partitions of lost slots at once; return what has on_lost called for them."""
+        known, listener = self._forget(gone), self.on_lost or self.on_revoke
+        if listener is None or not known:
+            return lambda: None
+        return lambda: self._events.call(lambda: listener(parts(known)))
+
+    def _forget(self, gone: AbstractSet[PhysicalPartition]) -> set[PhysicalPartition]:
+        """Return those that on_assign has named; it names them again if a slot of them comes back."""
+        known = gone & self._announced
+        self._announced -= known
+        return set(known)
+
+    def _ask_again(self, parents: Iterable[PhysicalPartition]) -> None:
+        for parent in parents:
+            self._given.pop(parent, None)
+
+
+def parts(parents: Iterable[PhysicalPartition]) -> list[TopicPartition]:
     """Return logical partitions as applications name them."""
     return [TopicPartition(p.topic, p.partition) for p in sorted(set(parents))]
 

@@ -1,4 +1,4 @@
-"""What a consumer knows of the control topic, and for how long that is good.
+"""What a consumer knows of the control topic, and for how long that is good; and of the cluster's topics.
 
 Owned by the engine's thread; nothing here waits. While there is no control topic, nothing is enrolled, and
 a look for it every third of a lease keeps that knowledge fresh. A member that may not see the control topic
@@ -8,13 +8,16 @@ reads nothing: it cannot know what is enrolled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kpsplit.clock import monotonic
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
+from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -34,6 +37,8 @@ REST_SECONDS = 0.25
 """How long a failed question rests."""
 RIGHTS_REST_SECONDS = 2.0
 """How long a question rests that was refused for a missing right: an operator has to grant it first."""
+LIST_SECONDS = 10.0
+LIST_AGAIN_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
 """How soon a reader that waits for an outcome has the end asked for again."""
 
@@ -85,7 +90,6 @@ class Metadata:
         return monotonic() < self._good_until
 
     def subscribed(self, topic: str) -> Subscribed:
-        """Return how a topic is shared."""
         enrolment = self.view.enrolments.get(topic)
         since = None if enrolment is None else self._unsettled.get(enrolment)
         over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
@@ -125,7 +129,6 @@ class Metadata:
             self._attempt(self._follow)
 
     def close(self) -> None:
-        """End the clients."""
         if self._tail is not None:
             self._tail.close()
         self.admin.close()
@@ -210,3 +213,64 @@ class Metadata:
         if self._wanted_at is not None and now >= self._asked + AGAIN_SECONDS:
             return True
         return now >= self._good_until - self.lease * 3 / 4
+
+
+class ClusterTopics:
+    """Which topics the cluster has, and which of them have grown; brokers are asked, nothing here waits."""
+
+    def __init__(
+        self,
+        group: GroupConsumer,
+        query_client: QueryClient,
+        executor: BrokerExecutor[Any],
+        admin: AdminUse,
+        seconds: float,
+    ) -> None:
+        self._group = group
+        self._query_client = query_client
+        self._executor = executor
+        self._growing = GrowingSlots(admin, seconds)
+        self._seconds = seconds
+        self._listing: Future[frozenset[str]] | None = None
+        self._list_at = 0.0
+        self._listed: frozenset[str] | None = None
+
+    @property
+    def without_slots(self) -> Mapping[str, range]:
+        """The partitions of topics that have no slots: no group reads them."""
+        return self._growing.unread
+
+    def list_anew(self) -> None:
+        """Take nothing for known that was listed until now."""
+        self._listed, self._list_at = None, 0.0
+
+    def listed(self) -> frozenset[str] | None:
+        """Return the topics that were listed latest, None while they are not known; listed every so often."""
+        if self._listing is not None and self._listing.done():
+            self._take_list(self._listing)
+        if self._listing is None and monotonic() >= self._list_at:
+            client = self._query_client
+            self._listing = self._executor.run(
+                lambda: frozenset(client.client.list_topics(timeout=LIST_SECONDS).topics)
+            )
+        return self._listed
+
+    def _take_list(self, listing: Future[frozenset[str]]) -> None:
+        self._listing = None
+        try:
+            self._listed = listing.result()
+            self._list_at = monotonic() + self._seconds
+        except (KafkaException, KpsplitError):
+            self._list_at = monotonic() + LIST_AGAIN_SECONDS
+
+    def add_slots(self, topics: Mapping[str, int]) -> list[KpsplitError]:
+        """Have slots added where topics have grown; return what keeps partitions from being read.
+
+        Args:
+            topics: slots per partition, by topic.
+        """
+        errors = self._growing.turn(topics)
+        if self._growing.grown:
+            self._growing.grown = False
+            self._group.look_at_topics()
+        return errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
 
@@ -11,9 +10,6 @@ from kpsplit.clock import Deadline
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
 from kpsplit.errors import KpsplitError
-
-if TYPE_CHECKING:
-    from kpsplit.consumer.engine import Engine
 
 LOOK_SECONDS = 0.05
 FOREVER = 10.0**9
@@ -24,7 +20,7 @@ class Poller:
 
     Attributes:
         closed: set by the Consumer.
-        engine: set when the first call has begun a session.
+        reads_here: whether this thread reads at this moment (a signal handler has interrupted it).
         before_end: what a signal handler asked for that interrupted reading: done when reading has ended.
     """
 
@@ -32,7 +28,7 @@ class Poller:
         self.buffer = buffer
         self.events = events
         self.closed = False
-        self.engine: Engine | None = None
+        self.reads_here: Callable[[], bool] = lambda: False
         self.before_end: Callable[[], None] | None = None
         self.poll: Poll = buffer.poller(self._poll_slowly)
         """Return the next record or error event, None if there is none in time; run callbacks."""
@@ -100,7 +96,7 @@ class Poller:
             try:
                 return self.buffer.wait(deadline.left())
             finally:
-                if self.before_end is not None and self.engine is not None and not self.engine.reads_here():
+                if self.before_end is not None and not self.reads_here():
                     asked, self.before_end = self.before_end, None
                     asked()
         # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
@@ -111,11 +107,9 @@ class Poller:
     def attend(self) -> Message | None:
         """Run callbacks; return the next error event."""
         self.check_open()
-        engine, events = self.engine, self.events
-        if engine is None:
-            return None
-        if engine.fatal is not None:
-            raise engine.fatal
+        events = self.events
+        if events.fatal is not None:
+            raise events.fatal
         if events or self.buffer.attention:
             if events.inside_callback():
                 raise KpsplitError("poll() was called inside a callback", hint="return from it first")

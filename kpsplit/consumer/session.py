@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.application_requests import ApplicationRequests
+from kpsplit.consumer.application_requests import ApplicationRequests, OffsetQueries, with_offsets
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer, timed_out
+from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS as BROKER_SECONDS
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
-from kpsplit.consumer.commit.offset_queries import OffsetQueries
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine import ANSWER_SECONDS, Clients, Engine
 from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.gaps import ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 
-if TYPE_CHECKING:
-    from kpsplit.consumer.state.hooks import StateHooks
-
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.01
+SERVE_SECONDS = 0.05
+CLOSE_SECONDS = 60.0
+PLACE_SECONDS = 60.0
+"""For the logs to say where offsets are that an application named."""
 
 
 class ConsumerSession:
@@ -47,31 +47,28 @@ class ConsumerSession:
         buffer: FetchBuffer,
         events: Events,
         pulse: Callable[[], int],
-        state: StateHooks | None,
+        state: StateBinding,
     ) -> None:
-        self.events = events
+        self._events, self._buffer = events, buffer
         group_offsets = GroupOffsets(connection, query_client, settings.group, settings.reset)
         self.executor = BrokerExecutor("kpsplit-brokers", group_offsets)
         self.questions = OffsetQueries(group_offsets, query_client)
         reader = SlotReader(
             connection,
             settings.fetch,
-            self._report,
+            lambda event: self.engine.reading.report(event),  # noqa: PLW0108 - the engine is made later
             on_gap=settings.gap_policy,
             wrap_all=settings.wrap_all,
         )
         metadata = Metadata(connection)
-        slots = AssignedSlots(metadata, reader, buffer, StateBinding(state), auto_store=settings.auto_store)
-        clients = Clients(group, metadata, reader, query_client, self.executor)
+        slots = AssignedSlots(metadata, reader, buffer, state, auto_store=settings.auto_store)
+        clients = Clients(group, reader, query_client, self.executor)
         self.engine = Engine(settings, clients, slots, events, pulse)
         buffer.fetch = self.engine.pull
         self.calls = ApplicationRequests(
             slots, self.engine.committer, self.engine.membership, self.engine.subscribing, buffer
         )
         self.engine.start()
-
-    def _report(self, event: ReadingEvent) -> None:
-        self.engine.reading.report(event)  # the engine is made after the reader
 
     def ask(self, job: Callable[[], T]) -> T:
         """Have something done in the engine's thread and wait for it.
@@ -80,6 +77,63 @@ class ConsumerSession:
             KafkaException: no answer in time. Exception: what the job raised.
         """
         return self.engine.call(job)
+
+    def assign(self, parts: Sequence[TopicPartition], *, more: bool) -> None:
+        """Read partitions, whole, from the offsets given; inside on_assign: begin there."""
+        wanted = self.ask(lambda: self.calls.wanted(parts))
+        places = [(w, p.offset) for w, p in zip(wanted, parts, strict=True)]
+        cursors = self.look_up(
+            lambda: {w.lineage.parent: self.questions.cursor_at(w, at) for w, at in places}, PLACE_SECONDS
+        )
+        if self._events.inside_callback():
+            at_start = [w.lineage.parent for w, at in places if at == OFFSET_BEGINNING]
+            self.ask(lambda: self.calls.start(cursors, at_start))
+            return
+        self._buffer.processed()
+        self.ask(lambda: self.calls.assign(cursors, more=more))
+
+    def seek(self, part: TopicPartition) -> None:
+        """Read a partition's slots from a logical offset, OFFSET_BEGINNING or OFFSET_END."""
+        wanted = self.ask(lambda: self.calls.assigned(part))
+        cursor = self.look_up(lambda: self.questions.cursor_at(wanted, part.offset), PLACE_SECONDS)
+        if cursor is None:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot seek to {part.offset}"))
+        self.ask(lambda: self.calls.seek(wanted.lineage.parent, cursor))
+
+    def committed(self, parts: Sequence[TopicPartition], timeout: float | None) -> list[TopicPartition]:
+        """Return the group's committed logical offsets with their metadata."""
+        wanted, seconds = self.ask(lambda: self.calls.wanted(parts)), _seconds_of(timeout)
+        found = self.look_up(lambda: self.questions.committed(wanted, seconds), seconds + 1.0)
+        pairs = zip(wanted, found, strict=True)
+        return [part_of(w.lineage.parent, offset, metadata) for w, (offset, metadata) in pairs]
+
+    def watermarks(self, part: TopicPartition, timeout: float | None) -> tuple[int, int]:
+        """Return the least logical offset that can be read, and one more than the greatest."""
+        (wanted,), seconds = self.ask(lambda: self.calls.wanted([part])), _seconds_of(timeout)
+        return self.look_up(lambda: self.questions.watermarks(wanted.lineage, seconds), seconds + 1.0)
+
+    def at_times(self, parts: Sequence[TopicPartition], timeout: float | None) -> list[TopicPartition]:
+        """Return the least logical offset whose record is not older than the time given as an offset."""
+        wanted, seconds = self.ask(lambda: self.calls.wanted(parts)), _seconds_of(timeout)
+
+        def ask() -> list[int]:
+            pairs = zip(wanted, parts, strict=True)
+            return [self.questions.at_times(w.lineage, p.offset, seconds) for w, p in pairs]
+
+        return with_offsets(parts, self.look_up(ask, seconds * max(1, len(parts)) + 1.0))
+
+    def close(self) -> Exception | None:
+        """Hand everything over and end; callbacks run meanwhile. Return what one of them raised first."""
+        raised: Exception | None = None
+        self._buffer.processed()
+        self.engine.close()
+        deadline = Deadline(CLOSE_SECONDS)
+        while not self.engine.ended(SERVE_SECONDS) and deadline.left() > 0:
+            try:
+                self._events.serve()
+            except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
+                raised = raised or error
+        return raised
 
     def look_up(self, job: Callable[[], T], seconds: float) -> T:
         """Have brokers asked in the executor's thread and wait for it.
@@ -92,12 +146,13 @@ class ConsumerSession:
         except KpsplitError as error:
             raise KafkaException(kafka_error(error)) from error
 
-    def until_known(self, deadline: Deadline) -> None:
-        """Wait until it is known which topics are enrolled.
+    def until_known(self, timeout: float | None) -> None:
+        """Wait until it is known which topics are enrolled; None or negative is the default.
 
         Raises:
             KafkaException: it could not be found out in time; the brokers' answer is in it.
         """
+        deadline = Deadline(ANSWER_SECONDS if timeout is None or timeout < 0 else timeout)
         while not self.ask(self.calls.known):
             if deadline.left() <= 0:
                 trouble = self.engine.metadata.trouble
@@ -105,6 +160,5 @@ class ConsumerSession:
             self.engine.ended(LOOK_SECONDS)
 
 
-def with_deadline(seconds: float | None, default: float = ANSWER_SECONDS) -> Deadline:
-    """Return the deadline of a call whose timeout an application gave: None or negative is the default."""
-    return Deadline(default if seconds is None or seconds < 0 else seconds)
+def _seconds_of(timeout: float | None) -> float:
+    return BROKER_SECONDS if timeout is None or timeout < 0 else float(timeout)

@@ -13,7 +13,13 @@ from hashlib import sha256
 from itertools import groupby
 
 from kpsplit.control.facts import OpenTransaction
-from kpsplit.control.own_topics import misfits, own_topics
+from kpsplit.control.own_topics import (
+    CHANGELOG_SEGMENT_BYTES,
+    SEGMENT_BYTES,
+    long_segments,
+    misfits,
+    own_topics,
+)
 from kpsplit.control.plans import WRITERS, Check, Sample
 from kpsplit.control.preconditions import LogFacts, truncation
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
@@ -22,9 +28,11 @@ from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.splitter.control_plane import ControlView, Registrations, unacknowledged
 from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopic, SubTopicState
+from kpsplit.splitter.partition_state import Phase, SubTopic, SubTopicState
 from kpsplit.splitter.records.keys import (
+    CHANGELOG_PREFIX,
     CONTROL_TOPIC,
+    OWN_TOPICS,
     PRODUCERS_TOPIC,
     slots_topic,
     subtopics_prefix,
@@ -71,7 +79,7 @@ class Findings:
     """What was found in the cluster.
 
     ``counts`` is the partition count of every topic by its name; ``topics`` holds own, enrolled and
-    sub-topics as far as they exist.
+    sub-topics, and changelogs, as far as they exist.
     """
 
     view: ControlView
@@ -150,6 +158,15 @@ def _own_topics(found: Findings) -> Iterator[Trouble]:
                 yield f"{own.name}: {what}", remedy
 
 
+def _segments(found: Findings) -> Iterator[Trouble]:
+    for name, topic in sorted(found.topics.items()):
+        if name in OWN_TOPICS or name.startswith(CHANGELOG_PREFIX):
+            wrong = long_segments(topic)
+            if wrong is not None:
+                size = CHANGELOG_SEGMENT_BYTES if name.startswith(CHANGELOG_PREFIX) else SEGMENT_BYTES
+                yield wrong, f"set segment.bytes={size} on {name} with kafka-configs"
+
+
 def _versions(found: Findings) -> Iterator[Trouble]:
     for text in found.newer:
         yield text, "upgrade this kpsplit: it cannot see what the newer one has recorded"
@@ -201,7 +218,6 @@ def _set_aside(found: Findings, check: str, remedy: str) -> Iterator[Trouble]:
 
 
 def forget_command(names: Iterable[str]) -> str:
-    """Return how records are removed on the command line."""
     return " ".join(["kpsplit doctor", *(f"--forget {name}" for name in names)])
 
 
@@ -223,28 +239,18 @@ def _enrolments(found: Findings) -> Iterator[Trouble]:
         if topic is None:
             yield f"enrolled topic {name} does not exist", "restore it, or leave it: nothing is done to it"
             continue
+        again, least = f"run: kpsplit enroll {name}", topic.min_insync
         if topic.topic_id != enrolment.topic_id:
-            yield (
-                f"topic {name} was deleted and made again since it was enrolled",
-                f"run: kpsplit enroll {name}",
-            )
+            yield f"topic {name} was deleted and made again since it was enrolled", again
         if topic.compacted:
             yield f"enrolled topic {name} is compacted now", f"set cleanup.policy=delete on {name}"
-        if topic.replication >= 3 and topic.min_insync < 2:
-            yield (
-                f"topic {name} has min.insync.replicas={topic.min_insync}",
-                f"set min.insync.replicas=2 on {name}",
-            )
+        if topic.replication >= 3 and least < 2:
+            yield f"topic {name} has min.insync.replicas={least}", f"set min.insync.replicas=2 on {name}"
         if topic.config.get("unclean.leader.election.enable") == "true":
-            yield (
-                f"topic {name} allows unclean elections",
-                f"set unclean.leader.election.enable=false on {name}",
-            )
+            remedy = f"set unclean.leader.election.enable=false on {name}"
+            yield f"topic {name} allows unclean elections", remedy
         if not enrolment.settled:
-            yield (
-                f"the enrolment of {name} is not settled: every member waits a lease when it starts",
-                f"run: kpsplit enroll {name}",
-            )
+            yield f"the enrolment of {name} is not settled: every member waits a lease when it starts", again
 
 
 def _growth(found: Findings) -> Iterator[Trouble]:
@@ -302,34 +308,25 @@ def _truncated(found: Findings) -> Iterator[Trouble]:
 
 def _subtopics(found: Findings) -> Iterator[Trouble]:
     for parent, state in sorted(found.view.states.items()):
-        for subtopic in state.subtopics:
-            trouble = _subtopic(found, parent, state, subtopic)
-            if trouble is not None:
-                yield trouble
+        yield from filter(None, (_subtopic(found, parent, subtopic) for subtopic in state.subtopics))
 
 
-def _subtopic(
-    found: Findings, parent: PhysicalPartition, state: PartitionState, subtopic: SubTopic
-) -> Trouble | None:
+def _subtopic(found: Findings, parent: PhysicalPartition, subtopic: SubTopic) -> Trouble | None:
     topic = found.topics.get(subtopic.name)
     kind = subtopic.state
     if topic is None:
-        lost = kind in (SubTopicState.ACTIVE, SubTopicState.SEALED)
-        if lost:
+        if kind in (SubTopicState.ACTIVE, SubTopicState.SEALED):
             return f"{subtopic.name}, {kind} sub-topic of {parent}, does not exist", "restore it from a copy"
         return None
     if subtopic.topic_id is not None and topic.topic_id != subtopic.topic_id:
         return f"{subtopic.name} was deleted and made again", "restore the old one; do not write to this one"
     if kind in (SubTopicState.ABANDONED, SubTopicState.RETIRED):
-        cause = (
-            "an attempt that is over" if kind is SubTopicState.ABANDONED else "a retirement that broke off"
-        )
+        abandoned = kind is SubTopicState.ABANDONED
+        cause = "an attempt that is over" if abandoned else "a retirement that broke off"
         return f"{subtopic.name} is left over from {cause}", f"run: kpsplit retire {parent}"
     if kind is SubTopicState.SEALED and not is_sealed(topic.config):
-        return (
-            f"sealed sub-topic {subtopic.name} accepts writes",
-            f"set {'='.join(SEALED_CONFIG)} on {subtopic.name}",
-        )
+        remedy = f"set {'='.join(SEALED_CONFIG)} on {subtopic.name}"
+        return f"sealed sub-topic {subtopic.name} accepts writes", remedy
     if kind is SubTopicState.ACTIVE:
         return _differing(found, parent, topic)
     return None
@@ -340,13 +337,13 @@ def _differing(found: Findings, parent: PhysicalPartition, topic: TopicFacts) ->
     if beside is None:
         return None
     wanted = copied_config(beside.explicit)
-    other = [n for n, v in sorted(wanted.items()) if topic.config.get(n) != v and n not in _OVERRIDDEN]
-    if not other:
-        return None
-    return (
-        f"{topic.name} has another {other[0]} than {parent.topic}",
-        f"set {other[0]}={wanted[other[0]]} on {topic.name}, if that is what you want",
+    other = next(
+        (n for n in sorted(wanted) if topic.config.get(n) != wanted[n] and n not in _OVERRIDDEN), None
     )
+    if other is None:
+        return None
+    remedy = f"set {other}={wanted[other]} on {topic.name}, if that is what you want"
+    return f"{topic.name} has another {other} than {parent.topic}", remedy
 
 
 def _plain_writers(found: Findings) -> Iterator[Check]:
@@ -377,6 +374,7 @@ def _strangers(found: Findings) -> Iterator[Trouble]:
 
 _KINDS: tuple[tuple[str, str, Callable[[Findings], Iterator[Trouble]]], ...] = (
     ("own topics", "kpsplit's topics are as they have to be", _own_topics),
+    ("segments", "the logs that kpsplit reads at a start are in small segments", _segments),
     ("versions", "no records of a newer kpsplit", _versions),
     ("settings", "the lease is set", _settings),
     ("garbage", "nobody else writes to kpsplit's topics", _garbage),

@@ -7,6 +7,8 @@ sections 6.10 and 10.10).
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import AGAIN, SlotsTopics, create_own_topics
@@ -44,8 +46,7 @@ def settings_to_write(view: ControlView, lease_ms: int | None) -> Settings | Non
     """Return the settings that are to be written, None if those in force stay.
 
     Raises:
-        ConflictError: another lease is in force, and producers of enrolled topics count on it.
-        RecordError: the lease is out of bounds.
+        ConflictError: producers of enrolled topics count on another lease. RecordError: it is out of bounds.
     """
     wanted = Settings(lease_ms if lease_ms is not None else DEFAULT_LEASE_MS)
     decode_settings(encode_settings(wanted))
@@ -62,7 +63,6 @@ def settings_to_write(view: ControlView, lease_ms: int | None) -> Settings | Non
 
 
 def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
-    """Create kpsplit's topics and write the settings; as ``Admin.initialise``."""
     deadline = session.begin()
     if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
         raise UsageError(
@@ -86,11 +86,12 @@ def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadl
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
     fold = range_commits(session.admin, parents, deadline)
     stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
-    if stale:
-        count = offset_log_partitions(session.admin)
-        for parent, key in stale:
-            partition = offsets_partition(parent, count)
-            session.writer().write(OFFSETS_TOPIC, key.encode(), None, deadline, partition=partition)
+    count = offset_log_partitions(session.admin) if stale else 0
+    for parent, keys in groupby(stale, itemgetter(0)):
+        tombstones = [(key.encode(), None) for _, key in keys]
+        partition = offsets_partition(parent, count)
+        with behind_a_change(done=parent != stale[0][0]):
+            session.writer().write_all(OFFSETS_TOPIC, tombstones, deadline, partition=partition)
     return tuple(sorted({key.group for _, key in stale}))
 
 
@@ -103,11 +104,7 @@ _UNSETTLED = "groups go on a lease after they have seen it; to have it settled r
 
 
 def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
-    """Do nothing if a topic can be enrolled.
-
-    Raises:
-        UsageError: it is internal, a sub-topic, or compacted.
-    """
+    """Raises UsageError for a topic that is internal, a sub-topic, or compacted."""
     if topic.name.startswith(_OWN_PREFIX):
         raise UsageError(f"{topic.name} is an internal topic", hint="enroll topics of applications only")
     owner = view.owner_of(topic.name)
@@ -146,12 +143,8 @@ def existing_enrolment(topic: TopicFacts, partitioner: Partitioner, view: Contro
 
 
 def check_records(
-    admin: ClusterAdmin,
-    topic: TopicFacts,
-    partitioner: Partitioner,
-    deadline: Deadline,
+    admin: ClusterAdmin, topic: TopicFacts, partitioner: Partitioner, deadline: Deadline
 ) -> Check:
-    """Compare a partitioner with records of some of the topic's partitions."""
     count = len(topic.partitions)
     step = max(1, count // PARTITIONS_SAMPLED)
     everything = Sample()
@@ -186,14 +179,7 @@ class Enroller:
         slots: int | None,
         deadline: Deadline,
     ) -> Enrolment:
-        """Enrol a topic, or repair what an enrolment lacks; return the settled enrolment.
-
-        Args:
-            topic: the topic.
-            partitioner: of its applications.
-            known: its enrolment, None if it has none.
-            slots: how many per partition; None: what it has, else the default.
-            deadline: of the whole call.
+        """Enrol a topic, or repair what its enrolment (``known``) lacks; return the settled enrolment.
 
         Raises:
             ConflictError: somebody enrolled the topic otherwise meanwhile, or it has another number of slots.
@@ -205,7 +191,10 @@ class Enroller:
         begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False, slots=wanted)
         if not complete and known != begun:
             self._refuse_too_little_time(deadline)
-        self._make_slots_topic(topic, wanted, recorded, deadline)
+        started = monotonic()
+        if self._slots_topics.ensure(topic, wanted, recorded, deadline):
+            detail = f"{wanted} per partition, in {slots_topic(topic.name)}"
+            self._observe(StepDone("Slots", monotonic() - started, detail))
         if known is not None and complete:
             return known
         if known != begun:
@@ -214,7 +203,7 @@ class Enroller:
             return self._settle(replace(begun, settled=True), deadline)
 
     def _refuse_too_little_time(self, deadline: Deadline) -> None:
-        """Do nothing if a lease can pass in time: one that is left unsettled costs every member a lease."""
+        """Raises unless a lease can pass in time: one that is left unsettled costs every member a lease."""
         wait = lease_seconds(self._tail(deadline))
         if deadline.left() <= wait:
             raise DeadlineExceededError(
@@ -227,12 +216,6 @@ class Enroller:
         if enrolment.settled:
             return enrolment
         return self.enrol(topic, enrolment.partitioner, enrolment, None, deadline)
-
-    def _make_slots_topic(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> None:
-        started = monotonic()
-        if self._slots_topics.ensure(topic, slots, recorded, deadline):
-            detail = f"{slots} per partition, in {slots_topic(topic.name)}"
-            self._observe(StepDone("Slots", monotonic() - started, detail))
 
     def _settle(self, settled: Enrolment, deadline: Deadline) -> Enrolment:
         """Wait a whole lease, so that every client knows of the enrolment, and record that."""
@@ -261,14 +244,12 @@ class Enroller:
 
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
-    """Return what writes enrolments."""
     return Enroller(session, SlotsTopics(session.admin), observer)
 
 
 def enrol(
     session: ClusterSession, topic: str, partitioner: Partitioner, observer: Observer, slots: int | None
 ) -> Enrolment:
-    """Enrol a topic, or repair what its enrolment lacks; as ``Admin.enrol``."""
     deadline = session.begin()
     view = session.read(deadline)
     if not view.initialised:

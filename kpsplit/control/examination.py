@@ -19,6 +19,7 @@ from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
 from kpsplit.splitter.records.keys import (
+    CHANGELOG_PREFIX,
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     OWN_TOPICS,
@@ -33,7 +34,8 @@ OVERFLOW_SAMPLED = 200
 def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
     """Look at everything that kpsplit owns; with fresh readers, as other ones may have stopped."""
     listed = admin.topics()
-    topics = _needed(admin, set(OWN_TOPICS), listed, deadline)
+    changelogs = {name for name in listed if name.startswith(CHANGELOG_PREFIX)}
+    topics = _needed(admin, changelogs | set(OWN_TOPICS), listed, deadline)
     names = frozenset(topics)
     log = topics.get(OFFSETS_TOPIC)
     offsets = OffsetExamination(len(log.partitions) if log else 0)
@@ -44,6 +46,7 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
     unlisted = {slots_topic(t) for t, e in view.enrolments.items() if e.slots} - listed.keys()
     counted = topics | {name: topic for name, topic in admin.certain(unlisted, deadline).items() if topic}
     counts = {**listed, **{name: len(topic.partitions) for name, topic in counted.items()}}
+    own = [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]
     gatherer = FactsGatherer(admin)
     logs = gatherer.logs([(s, set(s.lineage.sources())) for s in view.states.values()], deadline)
     return Findings(
@@ -55,7 +58,7 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
         now_ms=wall_ms(),
         newer=(newer,) if newer else (),
         set_aside=tuple(sorted([*_of_producers(admin, view, names, deadline), *_of_offsets(offsets, view)])),
-        open_transaction=gatherer.hung(_own_places(counts), deadline),
+        open_transaction=gatherer.hung(own, deadline),
         plain=_plain(admin, view, logs, deadline),
     )
 
@@ -75,7 +78,7 @@ def _plain(
             continue
         most, count = min(OVERFLOW_SAMPLED, end - start), admin.partition_count(parent.topic)
         logical = parent.partition, count
-        found[parent] = sample_partition(*(admin, parent, most, logical, deadline, state.home(parent)))
+        found[parent] = sample_partition(admin, parent, most, logical, deadline, state.home(parent))
     return found
 
 
@@ -111,16 +114,9 @@ def _of_offsets(offsets: OffsetExamination, view: ControlView) -> Iterator[SetAs
         return None if state is None else {segment.id for segment in state.lineage}
 
     for record in offsets.unfit(segments):
-        check, why = (
-            ("versions", record.why)
-            if record.newer
-            else ("garbage", f"not written by kpsplit ({record.why})")
-        )
+        check = "versions" if record.newer else "garbage"
+        why = record.why if record.newer else f"not written by kpsplit ({record.why})"
         yield SetAside(check, OFFSETS_TOPIC, why, record.partition, record.key)
-
-
-def _own_places(counts: Mapping[str, int]) -> list[PhysicalPartition]:
-    return [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]
 
 
 def _of_lineages(
@@ -147,7 +143,6 @@ def _needed(
 
 
 def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:
-    """Remove records that were set aside; as ``Admin.forget_records``."""
     wanted = set(records)
     for record in sorted(r for r in wanted if r.check == OVERWRITTEN):
         raise CheckFailedError(

@@ -1,115 +1,184 @@
-"""The operations of one partition: planned, and run after everything was looked at again."""
+"""The operations of one partition: everything is looked at again, then the driver runs on the real ports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kpsplit.clock import Deadline, SystemClock, monotonic, wall_ms
 from kpsplit.control.enrolment import enroller
-from kpsplit.control.planning import Planner
-from kpsplit.control.plans import Plan
+from kpsplit.control.planning import Planner, refuse_moved_on
+from kpsplit.control.plans import Plan, new_attempt_id
 from kpsplit.control.preconditions import LOG_WHOLE, refusal
-from kpsplit.control.runner import Retirement, Runner, refuse_moved_on
+from kpsplit.control.retirement import Retirement
 from kpsplit.control.session import ClusterSession
 from kpsplit.control.status import Report, Retirable
-from kpsplit.errors import UsageError, behind_a_change
-from kpsplit.splitter.driver import Observer
-from kpsplit.splitter.key_range import KeyRange, Sizing
+from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
+from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
+from kpsplit.kafka.control_log import OperationLog
+from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Attempt, Outcome
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    EndedBy,
+    Freeze,
+    Outcome,
+    PartitionState,
+    Phase,
+    Thaw,
+)
+from kpsplit.splitter.steps import closing_segments, numbered
 
 LONGEST_PAUSE_MS = 600_000
+PAUSE_REPORT_SECONDS = 1.0
+"""How long producers' reports of their pauses are waited for."""
+
+
+DRAIN_INTERVAL_SECONDS = 1.0
+"""How often it is looked how far groups are while they are waited for."""
+
+
+def await_drained(plan: Callable[[], Retirable], seconds: float, observer: Observer) -> None:
+    """Return when groups have drained all that only they hold up, or after so long; report who it is."""
+    limit, named = Deadline(seconds), ""
+    while limit.left() > 0 and (found := plan()).undrained:
+        reason = found.kept[found.undrained[0]]
+        if reason != named:
+            observer(StepDone("Wait", seconds - limit.left(), reason))
+        named = reason
+        limit.pause(DRAIN_INTERVAL_SECONDS)
 
 
 class PartitionOperations:
-    """The operations of one partition. One thread."""
+    """One operation on one partition, as the method of ``Admin`` of that name; in ``with``. One thread."""
 
     def __init__(self, session: ClusterSession, parent: PhysicalPartition, observer: Observer) -> None:
         self._session = session
-        self._planner = Planner(session.admin)
         self._parent = parent
         self._observer = observer
+        self.planner = Planner(session)
 
-    def plan_split(
-        self, ranges: int, of: KeyRange | None, even: bool, sample: int, sizing: Sizing | None
-    ) -> Plan:
-        """Plan a split; as ``Admin.plan_split``."""
-        deadline = self._session.begin()
-        view = self._session.read(deadline)
-        return self._planner.split(self._parent, view, ranges, of, even, sample, deadline, sizing)
+    def __enter__(self) -> PartitionOperations:
+        self._deadline = self._session.begin()
+        self._log = OperationLog(self._session.connection, self._parent)
+        self._topics = PartitionTopics(self._session.admin, self._observer)
+        return self
 
-    def plan_merge(self, range_: KeyRange | None) -> Plan:
-        """Plan a merge; as ``Admin.plan_merge``."""
-        deadline = self._session.begin()
-        return self._planner.merge(self._parent, self._session.read(deadline), range_, deadline)
+    def __exit__(self, *_: object) -> None:
+        self._topics.close()
+        self._log.close()
 
     def run(self, plan: Plan, max_pause_ms: int, force: bool) -> Report:
-        """Run a plan; as ``Admin.run``."""
-        deadline = self._session.begin()
         _check_pause(max_pause_ms)
-        with self._runner() as runner:
-            state = runner.log.peek(deadline)
-            view = self._session.read(deadline)
-            refuse_moved_on(plan, state)
-            topic = plan.parent.topic
-            self._session.registrations().read(deadline).to_ask(topic)  # nobody is refused in the middle
-            enrolment = view.enrolments.get(topic)
-            if enrolment is not None and not enrolment.settled:
-                facts = self._session.admin.describe(topic)
-                enroller(self._session, self._observer).settle(facts, enrolment, deadline)
-            failed = self._planner.failed_now(plan, view, force, deadline)
-            if failed is not None:
-                freezes = failed.name == LOG_WHOLE and runner.freeze(failed.message, deadline)
-                with behind_a_change(done=freezes):
-                    raise refusal(failed)
-            return runner.run(plan, state, max_pause_ms, deadline)
+        session, deadline, topic = self._session, self._deadline, plan.parent.topic
+        state = self._log.peek(deadline)
+        view = session.read(deadline)
+        refuse_moved_on(plan, state)
+        session.registrations().read(deadline).to_ask(topic)  # nobody is refused in the middle
+        enrolment = view.enrolments.get(topic)
+        if enrolment is not None and not enrolment.settled:
+            enroller(session, self._observer).settle(session.admin.describe(topic), enrolment, deadline)
+        failed = self.planner.failed_now(plan, view, force, deadline)
+        if failed is not None:
+            freezes = failed.name == LOG_WHOLE and self.freeze(failed.message)
+            with behind_a_change(done=freezes):
+                raise refusal(failed)
+        started = monotonic()
+        attempt = numbered(plan.attempt(session.operator, max_pause_ms), state)
+        self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
 
-    def resume(self, max_pause_ms: int | None, thaw: bool) -> Report | None:
-        """Finish what a dead operator left; as ``Admin.resume``."""
-        deadline = self._session.begin()
+        def fit(now: PartitionState) -> bool:
+            refuse_moved_on(plan, now)
+            return True
+
+        with _foreign_name_is_a_conflict():
+            outcome = self._driver().run(attempt, plan.epoch, deadline, fit)
+        return self._report(outcome, started)
+
+    def resume(self, max_pause_ms: int | None) -> Report | None:
         if max_pause_ms is not None:
             _check_pause(max_pause_ms)
-        self._session.read_about(self._parent, deadline)
-        with self._runner() as runner:
-            runner.log.peek(deadline)
-            if thaw:
-                runner.thaw(deadline)
-                return None
+        session, deadline = self._session, self._deadline
+        session.read_about(self._parent, deadline)
+        self._log.peek(deadline)
+        started = monotonic()
 
-            def refuse_unfit_attempt(attempt: Attempt) -> None:
-                view = self._session.read(deadline)
-                failed = self._planner.forbidden_now(self._parent, attempt, view, deadline)
-                if failed is not None:
-                    raise refusal(failed)
+        def renew(state: PartitionState, last: Attempt) -> Attempt:
+            attempt = replace(
+                numbered(last, state),
+                id=new_attempt_id(),
+                operator=session.operator,
+                started_ms=wall_ms(),
+                max_pause_ms=max_pause_ms or last.max_pause_ms,
+            )
+            failed = self.planner.forbidden_now(self._parent, attempt, session.read(deadline), deadline)
+            if failed is not None:
+                raise refusal(failed)
+            self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
+            return attempt
 
-            return runner.resume(max_pause_ms, refuse_unfit_attempt, deadline)
+        with _foreign_name_is_a_conflict():
+            outcome = self._driver().resume(renew, deadline)
+        return None if outcome is None else self._report(outcome, started)
+
+    def thaw(self) -> None:
+        """End a freeze: seal what the interrupted operation emptied, then record the thaw."""
+        self._session.read_about(self._parent, self._deadline)
+        self._log.peek(self._deadline)
+        state = self._log.claim(self._deadline, lambda now: now.phase is Phase.FROZEN)
+        if state.phase is Phase.FROZEN:
+            self._topics.seal(state.to_seal(), self._deadline)
+            self._log.record(state, Thaw(), self._deadline)
 
     def abort(self, reason: str) -> Outcome | None:
-        """Roll back the attempt under way; as ``Admin.abort``."""
-        deadline = self._session.begin()
+        """Roll back the attempt under way; return how it ended, or None: none was, or it still is."""
+        deadline = self._deadline
         self._session.read_about(self._parent, deadline)
-        with self._runner() as runner:
-            attempt = runner.log.peek(deadline).attempt
-            return None if attempt is None else runner.abort(attempt.id, reason, deadline)
+        attempt = self._log.peek(deadline).attempt
+        if attempt is None:
+            return None
+        try:
+            self._driver().abort(EndedBy.REQUEST, reason, deadline)
+        except FencedError:
+            last = self._log.peek(deadline).last
+            if last is None or last.attempt.id != attempt.id:
+                raise
+        last = self._log.seen().last
+        return last if last is not None and last.attempt.id == attempt.id else None
 
     def retire(self, force: bool) -> list[str]:
-        """Delete the sub-topics that nobody needs; as ``Admin.retire``."""
-        deadline = self._session.begin()
-        self._session.read_about(self._parent, deadline)
-        with self._runner() as runner:
-            return self._retirement(runner).run(force, deadline)
+        return self._retirement().run(force, self._deadline)
 
     def plan_retire(self, force: bool) -> Retirable:
-        """Return what ``retire`` would do; as ``Admin.plan_retire``."""
-        deadline = self._session.begin()
-        self._session.read_about(self._parent, deadline)
-        with self._runner() as runner:
-            return self._retirement(runner).plan(force, deadline)
+        return self._retirement().plan(force, self._deadline)
 
-    def _retirement(self, runner: Runner) -> Retirement:
-        return Retirement(self._session.admin, runner.log, self._observer)
+    def _retirement(self) -> Retirement:
+        self._session.read_about(self._parent, self._deadline)
+        return Retirement(self._session.admin, self._log, self._observer)
 
-    def _runner(self) -> Runner:
-        session = self._session
-        log = session.registrations()
-        return Runner(session.admin, log, self._parent, session.operator, self._observer)
+    def freeze(self, reason: str) -> bool:
+        """Record that the partition needs a human, unless an operation is in progress or it is frozen.
+
+        Returns whether that was recorded now.
+        """
+        state = self._log.claim(self._deadline, lambda now: now.phase is Phase.STEADY)
+        if state.phase is not Phase.STEADY:
+            return False
+        self._log.record(state, Freeze(reason), self._deadline)
+        return True
+
+    def _driver(self) -> Driver:
+        ports = Ports(self._log, self._session.registrations(), self._topics, SystemClock())
+        return Driver(ports, self._observer)
+
+    def _report(self, outcome: Outcome, started: float) -> Report:
+        """Return the report. Nothing here may fail: it would look as if nothing had been done."""
+        seconds = monotonic() - started
+        limit = Deadline(PAUSE_REPORT_SECONDS)
+        writers = self._session.registrations()
+        pauses = writers.pause_reports(str(self._parent), outcome.attempt.id, limit)
+        return Report(outcome, self._log.seen(), pauses, seconds)
 
 
 def _check_pause(max_pause_ms: int) -> None:
@@ -117,3 +186,11 @@ def _check_pause(max_pause_ms: int) -> None:
         raise UsageError(
             f"a pause of {max_pause_ms} ms is out of bounds", hint=f"choose 1 to {LONGEST_PAUSE_MS} ms"
         )
+
+
+@contextmanager
+def _foreign_name_is_a_conflict() -> Iterator[None]:
+    try:
+        yield
+    except SubTopicTakenError as error:
+        raise ConflictError(error.message, hint=error.hint, changed=error.changed) from error

@@ -21,13 +21,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError, behind_a_change
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, answer_within, await_served
+from kpsplit.kafka.error_map import error_of, is_one_of, translate
 from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import (
-    Enrolment,
-)
+from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,
@@ -37,6 +35,12 @@ from kpsplit.splitter.records.keys import (
 )
 
 REPLICATION = 3
+SEGMENT_BYTES = 4 << 20
+"""Compaction leaves the newest segment as it is, and whoever starts reads it: about a second in Python."""
+CHANGELOG_SEGMENT_BYTES = 16 << 20
+SEGMENT_MS = 24 * 3600 * 1000
+"""So old are records at most in a segment that is never compacted, where something is written."""
+LONGEST_SEGMENT_BYTES = 64 << 20
 DEFAULT_OFFSETS_PARTITIONS = 16
 AGAIN = "run kpsplit init again: it goes on from there"
 _MIN_MESSAGE_BYTES = 1_000_000
@@ -52,7 +56,6 @@ class OwnTopic:
 
 
 def own_topics(offsets_partitions: int | None) -> tuple[OwnTopic, ...]:
-    """Return kpsplit's topics."""
     return (
         OwnTopic(PRODUCERS_TOPIC, 1),
         OwnTopic(CONTROL_TOPIC, CONTROL_PARTITIONS),
@@ -60,17 +63,16 @@ def own_topics(offsets_partitions: int | None) -> tuple[OwnTopic, ...]:
     )
 
 
-def topic_config(replication: int) -> dict[str, str]:
-    """Return the settings with which kpsplit's topics are created."""
+def topic_config(replication: int, segment_bytes: int = SEGMENT_BYTES) -> dict[str, str]:
     config = {
         "cleanup.policy": "compact",
+        "segment.bytes": str(segment_bytes),
+        "segment.ms": str(SEGMENT_MS),
         "unclean.leader.election.enable": "false",
         "max.message.bytes": "1048588",
         "message.timestamp.type": "LogAppendTime",
     }
-    if replication >= REPLICATION:
-        config["min.insync.replicas"] = "2"
-    return config
+    return config | ({"min.insync.replicas": "2"} if replication >= REPLICATION else {})
 
 
 def misfits(own: OwnTopic, found: TopicFacts, brokers: int) -> list[str]:
@@ -98,6 +100,17 @@ def misfits(own: OwnTopic, found: TopicFacts, brokers: int) -> list[str]:
     return wrong
 
 
+def long_segments(found: TopicFacts) -> str | None:
+    """Return what is wrong with how an existing log of ours is divided into segments, None if nothing is.
+
+    That makes starts slow and no more, so nobody refuses such a topic.
+    """
+    size = int(found.config.get("segment.bytes", "0"))
+    if size <= LONGEST_SEGMENT_BYTES:
+        return None
+    return f"{found.name} has segment.bytes={size}: compaction leaves the newest, and every start reads it"
+
+
 def create_own_topics(admin: ClusterAdmin, offsets_partitions: int | None, deadline: Deadline) -> list[str]:
     """Create what is missing of kpsplit's topics; return the names of those that were created.
 
@@ -120,30 +133,21 @@ def create_own_topics(admin: ClusterAdmin, offsets_partitions: int | None, deadl
             together = own.name == CONTROL_TOPIC
             if together:
                 await_served(admin, {PRODUCERS_TOPIC: 1}, deadline)
-            if admin.create(
-                own.name,
-                topic_config(replication),
-                partitions=partitions,
-                replication=replication,
-                assignment=_beside(admin.describe(PRODUCERS_TOPIC), partitions) if together else None,
-            ):
+            # A lease needs the ends of all partitions of the control topic. So they are on the brokers of the
+            # producers topic, in the same order: no more brokers than one must answer for a lease.
+            beside = admin.describe(PRODUCERS_TOPIC).partitions[0].replicas if together else ()
+            where = {"assignment": [beside] * partitions} if together else {"replication": replication}
+            if admin.create(own.name, topic_config(replication), partitions=partitions, **where):
                 created.append(own.name)
     with behind_a_change(AGAIN, done=bool(created)):
         for own in wanted:
             if found[own.name] is None and own.name not in created:  # somebody else has just made it
                 found[own.name] = admin.describe(own.name)
                 _refuse_misfit(own, found[own.name], len(brokers))
-        await_served(admin, _counts(wanted, found), deadline)
+        counts = {own.name: own.partitions or DEFAULT_OFFSETS_PARTITIONS for own in wanted}
+        there = {name: len(topic.partitions) for name, topic in found.items() if topic}
+        await_served(admin, counts | there, deadline)
     return created
-
-
-def _beside(topic: TopicFacts, partitions: int) -> list[tuple[int, ...]]:
-    """Place all partitions on the brokers of a topic, in the same order.
-
-    A lease needs the ends of all partitions of the control topic. So they have one leader: no more brokers
-    than one must answer for it.
-    """
-    return [topic.partitions[0].replicas] * partitions
 
 
 def _refuse_misfit(own: OwnTopic, topic: TopicFacts | None, brokers: int) -> None:
@@ -153,14 +157,6 @@ def _refuse_misfit(own: OwnTopic, topic: TopicFacts | None, brokers: int) -> Non
             f"topic {own.name} exists, but {wrong[0]}",
             hint="a topic that exists is not changed: set it right, or delete it",
         )
-
-
-def _counts(wanted: tuple[OwnTopic, ...], found: Mapping[str, TopicFacts | None]) -> dict[str, int]:
-    counts = {}
-    for own in wanted:
-        topic = found[own.name]
-        counts[own.name] = len(topic.partitions) if topic else own.partitions or DEFAULT_OFFSETS_PARTITIONS
-    return counts
 
 
 _log = logging.getLogger(__name__)
@@ -175,14 +171,12 @@ def wanted_slots(partitions: int, known: Enrolment | None, asked: int | None, ex
 
     Args:
         partitions: of the topic.
-        known: its enrolment, None if it has none.
+        known: its enrolment.
         asked: what the user wants, None: whatever is there, else the default.
-        existing: how many partitions a slots topic has already that was never recorded: from an enrolment
-            that was broken off.
+        existing: partitions of a slots topic that an enrolment left that was broken off.
 
     Raises:
-        UsageError: the number asked for is out of bounds.
-        ConflictError: the topic has another number; it is fixed.
+        UsageError: the number asked for is out of bounds. ConflictError: the topic has another one for good.
     """
     if asked is not None:
         check_slots(asked)
@@ -195,10 +189,8 @@ def wanted_slots(partitions: int, known: Enrolment | None, asked: int | None, ex
         return known.slots
     if asked is not None:
         return asked
-    left_over = existing is not None and existing % partitions == 0
-    if existing is not None and left_over and 1 <= existing // partitions <= MAX_SLOTS:
-        return existing // partitions
-    return default_slots(partitions)
+    left_over, rest = divmod(existing or 0, partitions)
+    return left_over if rest == 0 and 1 <= left_over <= MAX_SLOTS else default_slots(partitions)
 
 
 def misfit(found: TopicFacts, wanted: int, replication: int, *, may_grow: int | None) -> str | None:
@@ -223,39 +215,31 @@ class SlotsTopics:
         self._admin = admin
 
     def decide(self, topic: TopicFacts, known: Enrolment | None, asked: int | None) -> int:
-        """Return how many slots each partition of a topic is to have; as ``wanted_slots``."""
         existing = self._admin.topics().get(slots_topic(topic.name))
         return wanted_slots(len(topic.partitions), known, asked, existing)
 
     def ensure(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> bool:
         """Create a topic's slots topic, or add partitions where the topic has grown; return whether it did.
 
-        Args:
-            topic: the topic.
-            slots: per partition.
-            recorded: whether this number is in the enrolment already.
-            deadline: of the whole call.
+        ``slots``: per partition; ``recorded``: that number is in the enrolment already.
 
         Raises:
             CheckFailedError: there is a topic of that name that is no slots topic; it was left alone.
             AuthorizationError: it must not be created.
             DeadlineExceededError: not every broker serves it in time.
         """
-        name, wanted = slots_topic(topic.name), len(topic.partitions) * slots
-        replication = min(REPLICATION, len(self._admin.brokers()))
-        created = name not in self._admin.topics() and self._create(name, wanted, replication, deadline)
+        admin, name, wanted = self._admin, slots_topic(topic.name), len(topic.partitions) * slots
+        replication, config = min(REPLICATION, len(admin.brokers())), dict([TAKES_NOTHING])
+        where: dict[str, Any] = {"partitions": wanted, "replication": replication}
+        created = name not in admin.topics() and admin.create(
+            name, config, **where, seconds=answer_within(deadline)
+        )
         count = wanted if created else self._checked(name, wanted, replication, slots if recorded else None)
         if count < wanted:
             self._grow(name, wanted, deadline)
         if created or count < wanted:
-            await_served(self._admin, {name: wanted}, deadline)
+            await_served(admin, {name: wanted}, deadline)
         return created or count < wanted
-
-    def _create(self, name: str, partitions: int, replication: int, deadline: Deadline) -> bool:
-        config = dict([TAKES_NOTHING])
-        return self._admin.create(
-            name, config, partitions=partitions, replication=replication, seconds=_within(deadline)
-        )
 
     def _checked(self, name: str, wanted: int, replication: int, may_grow: int | None) -> int:
         """Return how many partitions an existing slots topic has."""
@@ -276,29 +260,10 @@ class SlotsTopics:
         return any(end.offset > 0 for end in ends.values())
 
     def _grow(self, name: str, partitions: int, deadline: Deadline) -> None:
-        futures = self._admin.client.create_partitions(
-            [NewPartitions(name, partitions)], request_timeout=_within(deadline)
-        )
-        try:
-            futures[name].result(_within(deadline) + 1.0)
-        except KafkaException as exception:
-            error = error_of(exception)
-            raise translate(error, f"add partitions to topic {name}", writing=True) from exception
+        self._admin.add_partitions(name, partitions, answer_within(deadline))
         while self._admin.topics().get(name, 0) < partitions:
             deadline.check(f"topic {name} to have {partitions} partitions")
             time.sleep(_PAUSE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """A question for the partition counts of a topic and of its slots topic."""
-
-    slots: int
-    topic: Future[Any]
-    slots_topic: Future[Any]
-
-    def done(self) -> bool:
-        return self.topic.done() and self.slots_topic.done()
 
 
 class GrowingSlots:
@@ -316,7 +281,7 @@ class GrowingSlots:
         self._admin = admin
         self._seconds = seconds
         self._look_at = 0.0
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, tuple[int, tuple[Future[Any], Future[Any]]]] = {}
         self._adding: dict[str, Future[None]] = {}
         self._counts: dict[str, int] = {}
         self.unread: dict[str, range] = {}
@@ -335,34 +300,31 @@ class GrowingSlots:
         if not self._looks and not self._adding and monotonic() >= self._look_at:
             self._look_at = monotonic() + self._seconds
             self.unread = {name: lost for name, lost in self.unread.items() if name in topics}
-            self._looks = {name: self._look(name, slots) for name, slots in topics.items()}
+            for name, slots in topics.items():
+                asked = TopicCollection([name, slots_topic(name)])
+                futures = self._admin().describe_topics(asked, request_timeout=ANSWER_SECONDS)
+                self._looks[name] = slots, (futures[name], futures[slots_topic(name)])
         return troubles
 
-    def _look(self, topic: str, slots: int) -> _Look:
-        asked = TopicCollection([topic, slots_topic(topic)])
-        futures = self._admin().describe_topics(asked, request_timeout=ANSWER_SECONDS)
-        return _Look(slots, futures[topic], futures[slots_topic(topic)])
-
     def _take_looks(self) -> None:
-        for topic, look in [(t, k) for t, k in self._looks.items() if k.done()]:
+        for topic, (slots, futures) in list(self._looks.items()):
+            if not all(future.done() for future in futures):
+                continue
             del self._looks[topic]
             try:
-                partitions, has = (len(f.result().partitions) for f in (look.topic, look.slots_topic))
+                partitions, has = (len(future.result().partitions) for future in futures)
             except KafkaException as exception:
                 _log.info("it could not be looked whether topic %s has grown: %s", topic, exception)
                 continue
             self.grown = self.grown or has > self._counts.get(topic, has)
             self._counts[topic] = has
             self.unread.pop(topic, None)
-            unread = without_slots(partitions, look.slots, has)
+            unread = without_slots(partitions, slots, has)
             if unread:
                 self.unread[topic] = unread
-                self._adding[topic] = self._add(topic, partitions * look.slots)
-
-    def _add(self, topic: str, partitions: int) -> Future[None]:
-        name = slots_topic(topic)
-        wanted = [NewPartitions(name, partitions)]
-        return self._admin().create_partitions(wanted, request_timeout=ANSWER_SECONDS)[name]
+                wanted = NewPartitions(slots_topic(topic), partitions * slots)
+                added = self._admin().create_partitions([wanted], request_timeout=ANSWER_SECONDS)
+                self._adding[topic] = added[wanted.topic]
 
     def _take_added(self) -> Iterator[KpsplitError]:
         for topic, added in [(t, f) for t, f in self._adding.items() if f.done()]:
@@ -370,21 +332,15 @@ class GrowingSlots:
             try:
                 added.result()
             except KafkaException as exception:
-                error = error_of(exception)
-                if error is None or error.code() != KafkaError.INVALID_PARTITIONS:  # else somebody was faster
-                    yield _unread(topic, self.unread[topic], error)
+                if not is_one_of(exception, {KafkaError.INVALID_PARTITIONS}):  # else somebody was faster
+                    yield _unread(topic, self.unread[topic], error_of(exception))
                     continue
             self._look_at = min(self._look_at, monotonic() + _LOOK_AGAIN_SECONDS)
 
 
 def _unread(topic: str, partitions: range, error: KafkaError | None) -> KpsplitError:
-    """Return the error of partitions that stay without slots."""
     refused = translate(error, f"add partitions to topic {slots_topic(topic)}", writing=True)
     return type(refused)(
         f"{unread_text(topic, partitions)}; {refused.message}",
         hint=f"run: kpsplit enroll {topic}",
     )
-
-
-def _within(deadline: Deadline) -> float:
-    return max(0.1, min(ANSWER_SECONDS, deadline.left()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from kpsplit.clock import Deadline, monotonic, wall_ms
+from kpsplit.clock import Deadline, wall_ms
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import (
     LONGEST_LABEL,
@@ -19,11 +18,13 @@ from kpsplit.control.plans import (
     partitioner_check,
     sample_partition,
     shortened,
+    under_way,
     writers_check,
 )
 from kpsplit.control.preconditions import LOG_WHOLE, Facts, checks, refusal
-from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.control.session import ClusterSession
+from kpsplit.control.status import Remaining, look_twice
+from kpsplit.errors import ConflictError, InvariantError, KpsplitError, UsageError, many
 from kpsplit.kafka.groups import Positions, committed_positions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import (
@@ -36,24 +37,21 @@ from kpsplit.splitter.key_range import (
     union_of_adjacent,
 )
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
     Attempt,
     OperationKind,
     PartitionState,
+    Phase,
+    Prepare,
     Target,
     whole_range_merge,
 )
 from kpsplit.splitter.records.keys import subtopic_name
-
-SHORT_LOOK = 1.0
-LONG_LOOK = 5.5
-"""Seconds between two looks at positions: consumers commit every 5 s by default."""
-
-_PART_OF_CALL = 0.25
+from kpsplit.splitter.steps import numbered
 
 
 def left_to_read(facts: Facts, positions: Mapping[str, Positions]) -> dict[str, int]:
-    """Return how many offsets each group has before it in the segments that would close."""
     closing = [(s, facts.logs[s.source]) for s in facts.closing if s.source in facts.logs]
     places = {s.source for s, _ in closing}
     left = {}
@@ -66,32 +64,10 @@ def left_to_read(facts: Facts, positions: Mapping[str, Positions]) -> dict[str, 
     return left
 
 
-def estimated(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> tuple[Drain, ...]:
-    """Return the drains of groups from two looks at the same stretch of log, the longest first.
-
-    What is written meanwhile is left out: once the fence is on nothing is added.
-    """
-    drains = []
-    for group, left in after.items():
-        read = before.get(group, left) - left
-        takes = round(left * seconds / read) if read > 0 else None
-        drains.append(Drain(group, left, takes if left else 0))
-    return tuple(sorted(drains, key=lambda d: (d.seconds is not None, -(d.seconds or 0), -d.left, d.group)))
-
-
-def look_twice(look: Callable[[], dict[str, int]], deadline: Deadline) -> tuple[Drain, ...]:
-    """Look at what groups have before them, and again a moment later; longer if one did not move.
-
-    Raises:
-        KpsplitError: what ``look`` raises.
-    """
-    before, began = look(), monotonic()
-    after, longest = before, deadline.left() * _PART_OF_CALL
-    for until in (SHORT_LOOK, LONG_LOOK):
-        if any(after[g] and after[g] == before.get(g) for g in after):
-            time.sleep(max(0.0, min(until, longest) - (monotonic() - began)))
-            after = look()
-    return estimated(before, after, monotonic() - began)
+def drains_of(left: Mapping[str, Remaining]) -> tuple[Drain, ...]:
+    """Return the drains of groups, the longest first."""
+    found = (Drain(group, one.offsets, one.seconds) for group, one in left.items())
+    return tuple(sorted(found, key=lambda d: (d.seconds is not None, -(d.seconds or 0), -d.left, d.group)))
 
 
 _PRECISION = 6
@@ -100,51 +76,50 @@ _PRECISION = 6
 class Planner:
     """Makes plans. Not thread safe."""
 
-    def __init__(self, admin: ClusterAdmin) -> None:
-        self._admin = admin
-        self._facts = FactsGatherer(admin)
+    def __init__(self, session: ClusterSession) -> None:
+        self._session = session
+        self._admin = session.admin
+        self._facts = FactsGatherer(session.admin)
 
     def split(
         self,
         parent: PhysicalPartition,
-        view: ControlView,
         parts: int,
         of: KeyRange | None,
         even: bool,
         sample: int,
-        deadline: Deadline,
-        known: Sizing | None = None,
+        known: Sizing | None,
     ) -> Plan:
-        """Plan a split; as ``Admin.plan_split``."""
+        deadline = self._session.begin()
+        view = self._session.read(deadline)
         even_ranges(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
-        state = self._state(parent, view, OperationKind.SPLIT, deadline)
+        state, count = self._state(parent, view, OperationKind.SPLIT, deadline)
         segment = segment_to_split(state, of)
-        seen = self._sample(state, segment, sample, deadline)
+        logical = parent.partition, count
+        home = state.home(segment.source)
+        seen = sample_partition(self._admin, segment.source, sample, logical, deadline, home)
         sized = _sized(seen, segment.range, parts, even) if known is None else _fitting(known, segment)
         attempt = _draft(state, OperationKind.SPLIT, (segment.id,), sized.ranges, Target.PHANTOMS)
-        return self._plan(view, attempt, state, deadline, seen, sized)
+        partitioner = partitioner_check(seen, view.enrolments[parent.topic].partitioner, count)
+        found = partitioner, writers_check(seen), _useful(sized)
+        return self._plan(view, attempt, state, deadline, found, sized)
 
-    def merge(
-        self,
-        parent: PhysicalPartition,
-        view: ControlView,
-        range_: KeyRange | None,
-        deadline: Deadline,
-    ) -> Plan:
-        """Plan a merge; as ``Admin.plan_merge``."""
-        state = self._state(parent, view, OperationKind.MERGE, deadline)
+    def merge(self, parent: PhysicalPartition, range_: KeyRange | None) -> Plan:
+        deadline = self._session.begin()
+        view = self._session.read(deadline)
+        state, _ = self._state(parent, view, OperationKind.MERGE, deadline)
         merged = segments_to_merge(state, range_)
         ranges = (KeyRange(merged[0].range.lo, merged[-1].range.hi),)
         target = Target.PARENT if whole_range_merge(ranges) else Target.PHANTOMS
         sources = tuple(s.id for s in merged)
         attempt = _draft(state, OperationKind.MERGE, sources, ranges, target)
-        return self._plan(view, attempt, state, deadline, None, None)
+        return self._plan(view, attempt, state, deadline, (None, None, None), None)
 
     def failed_now(self, plan: Plan, view: ControlView, force: bool, deadline: Deadline) -> Check | None:
         """Check a plan again, all but its sample; return the gravest check that forbids running it."""
         old = {c.name: c for c in plan.checks}
         found = (old.get("partitioner"), old.get(WRITERS), old.get("useful"))
-        state = self._state(plan.parent, view, plan.kind, deadline)
+        state, _ = self._state(plan.parent, view, plan.kind, deadline)
         attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
         return self._gravest(plan.parent, view, attempt, deadline, found, force)
 
@@ -170,23 +145,17 @@ class Planner:
 
     def _state(
         self, parent: PhysicalPartition, view: ControlView, kind: OperationKind, deadline: Deadline
-    ) -> PartitionState:
-        """Return the partition's state, or refuse what cannot even be planned."""
+    ) -> tuple[PartitionState, int]:
+        """Return the state, and the topic's partition count; or refuse what cannot even be planned."""
         facts = self._facts.gather(parent, view, None, kind, deadline)
         for check in checks(facts):
             if not check.ok and check.name == "enrolled":
                 raise view.not_enrolled(parent.topic)
             if not check.ok and check.name in ("topic", "partition", "same topic"):
                 raise refusal(check)
-        if facts.state is None:
+        if facts.state is None or facts.topic is None:
             raise view.not_enrolled(parent.topic)
-        return facts.state
-
-    def _sample(self, state: PartitionState, segment: Segment, most: int, deadline: Deadline) -> Sample:
-        parent, place = state.parent, segment.source
-        logical = (parent.partition, self._admin.topics().get(parent.topic, 1))
-        home = state.home(place)
-        return sample_partition(self._admin, place, most, logical, deadline, home)
+        return facts.state, len(facts.topic.partitions)
 
     def _plan(
         self,
@@ -194,17 +163,10 @@ class Planner:
         attempt: Attempt,
         state: PartitionState,
         deadline: Deadline,
-        seen: Sample | None,
+        found: tuple[Check | None, Check | None, Check | None],
         sized: Sizing | None,
     ) -> Plan:
         parent = state.parent
-        partitioner = strange = None
-        enrolment = view.enrolments.get(parent.topic)
-        if seen is not None and enrolment is not None:
-            count = self._admin.topics().get(parent.topic, 1)
-            partitioner = partitioner_check(seen, enrolment.partitioner, count)
-            strange = writers_check(seen)
-        found = (partitioner, strange, _useful(sized))
         facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
         sampled = sized.samples if sized else 0
         drains: tuple[Drain, ...] = ()
@@ -235,8 +197,8 @@ class Planner:
         places = {s.source for s in facts.closing}
         text = f"closes {many(len(facts.closing), 'segment')} in {many(len(places), 'partition')}"
         try:
-            drains = look_twice(
-                lambda: left_to_read(facts, committed_positions(self._admin, deadline)), deadline
+            drains = drains_of(
+                look_twice(lambda: left_to_read(facts, committed_positions(self._admin, deadline)), deadline)
             )
         except KpsplitError as error:
             return (), f"{text}; how far groups have read is not known ({error.message})"
@@ -319,14 +281,11 @@ def _fitting(known: Sizing, segment: Segment) -> Sizing:
     return known
 
 
-def _useful(sized: Sizing | None) -> Check | None:
-    if sized is None:
-        return None
+def _useful(sized: Sizing) -> Check:
     if sized.useful:
         return Check("useful", True, sized.reason or "every range gets its part of the load", forceable=True)
-    return Check(
-        "useful", False, sized.reason, "one key stays in one range; split anyway with --force", forceable=True
-    )
+    remedy = "one key stays in one range; split anyway with --force"
+    return Check("useful", False, sized.reason, remedy, forceable=True)
 
 
 def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
@@ -334,3 +293,30 @@ def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
         HotKey(h.hash, round(h.share, _PRECISION), shortened(h.label or "", LONGEST_LABEL))
         for h in sized.heaviest
     )
+
+
+def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
+    """Do nothing if the plan still fits the state.
+
+    Raises:
+        ConflictError: an operation is in progress, or the partition is not as it was when the plan was made.
+    """
+    busy = under_way(state)
+    if busy is not None:
+        parent = state.parent
+        raise ConflictError(
+            busy,
+            hint=f"wait; if its operator is dead run: kpsplit resume {parent}, or kpsplit abort {parent}",
+        )
+    if state.epoch != plan.epoch:
+        raise ConflictError(
+            f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {plan.epoch}",
+            hint="plan again",
+        )
+    if state.topic_id != plan.topic_id:
+        raise ConflictError(f"topic {state.parent.topic} is not the one of the plan", hint="plan again")
+    if state.phase is Phase.STEADY:
+        try:
+            apply(state, Prepare(numbered(plan.attempt("", 1), state)))
+        except InvariantError as error:  # a saved plan that somebody has edited
+            raise ConflictError(f"the plan does not fit: {error.message}", hint="plan again") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from binascii import crc32
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from operator import add
@@ -83,7 +83,6 @@ class Stretch:
 
     @classmethod
     def until_now(cls, since_ms: int | None) -> Stretch:
-        """Return the time up to now."""
         return cls(since_ms, wall_ms())
 
 
@@ -119,17 +118,8 @@ class Plan:
 
     def attempt(self, operator: str, max_pause_ms: int) -> Attempt:
         """Return a new attempt, with an id of its own, at what is planned."""
-        return Attempt(
-            id=new_attempt_id(),
-            kind=self.kind,
-            operator=operator,
-            started_ms=wall_ms(),
-            sources=self.sources,
-            ranges=self.ranges,
-            target=self.target,
-            subtopic=self.subtopic,
-            max_pause_ms=max_pause_ms,
-        )
+        what = self.kind, operator, wall_ms(), self.sources, self.ranges, self.target, self.subtopic
+        return Attempt(new_attempt_id(), *what, max_pause_ms)
 
     def encode(self) -> bytes:
         """Return the content of a plan file."""
@@ -168,12 +158,10 @@ class Plan:
 
 
 def new_attempt_id() -> str:
-    """Return an id that no other attempt has."""
     return uuid.uuid4().hex
 
 
 def shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Return a text that fits a field of a plan."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -198,18 +186,11 @@ def _to_json(plan: Plan) -> dict[str, Any]:
         "useful": plan.useful,
         "note": shortened(plan.note),
         "checks": [
-            {
-                "name": c.name,
-                "ok": c.ok,
-                "message": shortened(c.message),
-                "remedy": shortened(c.remedy),
-                "forceable": c.forceable,
-            }
-            for c in plan.checks
+            asdict(replace(c, message=shortened(c.message), remedy=shortened(c.remedy))) for c in plan.checks
         ],
         "made_ms": plan.made_ms,
-        "drains": [{"group": d.group, "left": d.left, "seconds": d.seconds} for d in plan.drains],
-        "stretch": plan.stretch and {"since_ms": plan.stretch.since_ms, "until_ms": plan.stretch.until_ms},
+        "drains": [asdict(d) for d in plan.drains],
+        "stretch": plan.stretch and asdict(plan.stretch),
     }
 
 
@@ -301,7 +282,6 @@ class Sample:
     explained: dict[Partitioner, int] = field(default_factory=lambda: dict.fromkeys(_HASHING, 0))
 
     def add(self, key: bytes | None, size: int, partition: int, partitions: int) -> None:
-        """Take one record of a logical partition."""
         self.records += 1
         if key is None:
             return
@@ -321,7 +301,6 @@ class Sample:
         self.strange += not stamped and self.stamped > 0
 
     def merge(self, other: Sample) -> None:
-        """Take what another sample says about the partitioner."""
         self.records += other.records
         self.keyed += other.keyed
         for partitioner, count in other.explained.items():
@@ -368,7 +347,6 @@ def explained_through_growth(hashes: Sequence[int], partition: int, partitions: 
 
 
 def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int) -> Check:
-    """Check that the topic's partitioner explains where sampled records are."""
     name = "partitioner"
     if partitioner is Partitioner.EXPLICIT or partitions == 1:
         return Check(name, True, f"{partitioner}: nothing to compare")
@@ -382,16 +360,10 @@ def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int)
     if others:
         return Check(name, False, f"{found}, {others[0]} that of nearly all", f"use {others[0]}")
     if share < 0.5:
-        return Check(
-            name, False, found, f"use {Partitioner.EXPLICIT} if the application chooses partitions itself"
-        )
-    return Check(
-        name,
-        False,
-        found,
-        "some writers partition otherwise: find them, or go on with --force",
-        forceable=True,
-    )
+        remedy = f"use {Partitioner.EXPLICIT} if the application chooses partitions itself"
+        return Check(name, False, found, remedy)
+    remedy = "some writers partition otherwise: find them, or go on with --force"
+    return Check(name, False, found, remedy, forceable=True)
 
 
 def writers_check(sample: Sample) -> Check:
@@ -479,12 +451,10 @@ def under_way(state: PartitionState) -> str | None:
     attempt = state.attempt
     if attempt is None:
         return None
-    since = datetime.fromtimestamp(min(attempt.started_ms, LATEST_MS) / 1000, UTC).strftime(
-        "%Y-%m-%d %H:%M:%S UTC"
-    )
-    return (
-        f"{state.parent}: a {attempt.kind} by {attempt.operator} is in progress since {since} ({state.phase})"
-    )
+    since = datetime.fromtimestamp(min(attempt.started_ms, LATEST_MS) / 1000, UTC)
+    since_text = f"{since:%Y-%m-%d %H:%M:%S} UTC"
+    what = f"a {attempt.kind} by {attempt.operator}"
+    return f"{state.parent}: {what} is in progress since {since_text} ({state.phase})"
 
 
 def attempt_age(attempt: Attempt | None) -> float | None:

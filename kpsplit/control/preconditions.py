@@ -72,99 +72,69 @@ class Facts:
 SHORT_RETENTION_MS = 3_600_000
 
 
-def not_compacted(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def _check(name: str, ok: bool, message: str, remedy: str, *, forceable: bool = False) -> Check:
+    return Check(name, ok, message, "" if ok else remedy, forceable)
+
+
+def not_compacted(_facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check:
     """Compaction would remove markers and break the order of keys."""
-    return Check(
-        "not compacted",
-        not topic.compacted,
-        f"cleanup.policy is {topic.config.get('cleanup.policy', 'delete')}",
-        "set cleanup.policy=delete; compacted topics cannot be split" if topic.compacted else "",
-    )
+    found = f"cleanup.policy is {topic.config.get('cleanup.policy', 'delete')}"
+    remedy = "set cleanup.policy=delete; compacted topics cannot be split"
+    return _check("not compacted", not topic.compacted, found, remedy)
 
 
-def replication(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """One lost broker must not lose records."""
+def replication(facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check:
     factor = len(topic.partitions[facts.parent.partition].replicas)
-    return Check(
-        "replication",
-        factor >= 3,
-        f"replication factor {factor}",
-        "" if factor >= 3 else "one lost broker loses records: raise it to 3, or go on with --force",
-        forceable=True,
-    )
+    remedy = "one lost broker loses records: raise it to 3, or go on with --force"
+    return _check("replication", factor >= 3, f"replication factor {factor}", remedy, forceable=True)
 
 
-def min_insync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+def min_insync(facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check | None:
     """An acknowledged record must be on two brokers."""
     if len(topic.partitions[facts.parent.partition].replicas) < 3:
         return None
-    ok = topic.min_insync >= 2
-    return Check(
-        "min.insync.replicas",
-        ok,
-        f"min.insync.replicas is {topic.min_insync}",
-        "" if ok else f"set min.insync.replicas=2 on topic {topic.name}",
-    )
+    name, least = "min.insync.replicas", topic.min_insync
+    return _check(name, least >= 2, f"{name} is {least}", f"set {name}=2 on topic {topic.name}")
 
 
-def clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def clean_election(_facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check:
     """A leader that lags would cut off acknowledged records."""
-    value = topic.config.get("unclean.leader.election.enable", "false")
-    return Check(
-        "unclean election off",
-        value != "true",
-        f"unclean.leader.election.enable is {value}",
-        "" if value != "true" else f"set unclean.leader.election.enable=false on topic {topic.name}",
-    )
+    name = "unclean.leader.election.enable"
+    value = topic.config.get(name, "false")
+    remedy = f"set {name}=false on topic {topic.name}"
+    return _check("unclean election off", value != "true", f"{name} is {value}", remedy)
 
 
-def rights(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def rights(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check:
     """A missing right is reported before anything changes, not in the middle."""
     missing = ", ".join(map(str, facts.lacking))
-    return Check(
-        "rights",
-        not missing,
-        f"missing {missing}" if missing else "all rights on the topics that exist",
-        RIGHTS_HINT if missing else "",
-    )
+    found = f"missing {missing}" if missing else "all rights on the topics that exist"
+    return _check("rights", not missing, found, RIGHTS_HINT)
 
 
-def in_sync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """Every log that the operation touches has its leader and all its replicas."""
-    closing = {s.source for s in facts.closing} | {facts.parent}
+def in_sync(facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check:
     topics = {t.name: t for t in (*facts.sources, topic)}
     lagging = []
-    for place in sorted(closing):
+    for place in sorted({s.source for s in facts.closing} | {facts.parent}):
         found = topics.get(place.topic)
         if found is None or place.partition >= len(found.partitions):
             lagging.append(f"{place} does not exist")
-        elif not found.partitions[place.partition].in_sync:
-            p = found.partitions[place.partition]
+        elif not (p := found.partitions[place.partition]).in_sync:
             lagging.append(f"{place} has leader {p.leader}, in sync {list(p.isr)} of {list(p.replicas)}")
-    return Check(
-        "in sync",
-        not lagging,
-        lagging[0] if lagging else "every replica is in sync",
-        "wait until its brokers are back and have caught up" if lagging else "",
-    )
+    text = lagging[0] if lagging else "every replica is in sync"
+    return _check("in sync", not lagging, text, "wait until its brokers are back and have caught up")
 
 
-def retention(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def retention(_facts: Facts, topic: TopicFacts, _state: PartitionState) -> Check:
     """Groups must have the time to pass the cut."""
     kept = int(topic.config.get("retention.ms", "-1"))
-    short = 0 <= kept < SHORT_RETENTION_MS
-    return Check(
-        "retention",
-        not short,
-        f"records are kept for {duration(kept / 1000)}"
-        if kept >= 0
-        else "records are kept without limit of time",
+    found = f"kept for {duration(kept / 1000)}" if kept >= 0 else "kept without limit of time"
+    remedy = (
         "groups may lose what they have not read before they pass the cut: raise retention.ms to at least "
         f"{SHORT_RETENTION_MS}, or go on with --force"
-        if short
-        else "",
-        forceable=True,
     )
+    short = 0 <= kept < SHORT_RETENTION_MS
+    return _check("retention", not short, f"records are {found}", remedy, forceable=True)
 
 
 LOG_WHOLE = "log whole"
@@ -173,15 +143,10 @@ LOG_WHOLE = "log whole"
 _GONE = LogFacts(None, None)
 
 
-def log_whole(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """No log is shorter than the lineage says."""
+def log_whole(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
     problem = truncation(state, facts.logs)
-    return Check(
-        LOG_WHOLE,
-        problem is None,
-        problem or "the logs reach as far as the lineage says",
-        "" if problem is None else "do not go on before a human has decided what is lost",
-    )
+    found = problem or "the logs reach as far as the lineage says"
+    return _check(LOG_WHOLE, problem is None, found, "do not go on before a human has decided what is lost")
 
 
 def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -> str | None:
@@ -206,69 +171,49 @@ def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -
     return None
 
 
-def same_subtopics(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def same_subtopics(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
     """Sub-topics are those that the lineage knows, not others of the same name."""
     known = {t.name: t.topic_id for t in state.subtopics}
     other = [t.name for t in facts.sources if known.get(t.name) not in (None, t.topic_id)]
-    return Check(
-        "same sub-topics",
-        not other,
-        f"sub-topic {other[0]} was deleted and made again" if other else "the sub-topics are kpsplit's own",
-        "its records are lost: restore the topic from a copy" if other else "",
+    found = (
+        f"sub-topic {other[0]} was deleted and made again" if other else "the sub-topics are kpsplit's own"
     )
+    return _check("same sub-topics", not other, found, _RECORDS_LOST)
 
 
-def sources_exist(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """The segments that would close have their partitions."""
+def sources_exist(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check:
     missing = [str(s.source) for s in facts.closing if facts.logs.get(s.source, _GONE).end is None]
-    return Check(
-        "segments exist",
-        not missing,
-        f"{missing[0]} does not exist, but holds an open segment" if missing else "all open segments exist",
-        "its records are lost: restore the topic from a copy" if missing else "",
+    found = (
+        f"{missing[0]} does not exist, but holds an open segment" if missing else "all open segments exist"
     )
+    return _check("segments exist", not missing, found, _RECORDS_LOST)
 
 
-def no_transaction(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """Readers must be able to pass the cut."""
-    return Check(
-        "no open transaction",
-        facts.hung_transaction is None,
-        facts.hung_transaction or "no open transaction holds up readers",
-        ""
-        if facts.hung_transaction is None
-        else "let it end, or abort it with kafka-transactions; readers could not pass the cut",
-    )
+_RECORDS_LOST = "its records are lost: restore the topic from a copy"
 
 
-def subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
-    """The new sub-topic's name is legal and free."""
-    name = facts.subtopic
+def no_transaction(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check:
+    hung = facts.hung_transaction
+    remedy = "let it end, or abort it with kafka-transactions; readers could not pass the cut"
+    found = hung or "no open transaction holds up readers"
+    return _check("no open transaction", hung is None, found, remedy)
+
+
+def subtopic_name(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check | None:
+    name, title = facts.subtopic, "sub-topic name"
     if name is None:
         return None
     if not is_topic_name(name):
-        return Check(
-            "sub-topic name",
-            False,
-            f"{name} is not a legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)",
-            "use a topic with a shorter name",
-        )
+        wrong = f"{name} is not a legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)"
+        return Check(title, False, wrong, "use a topic with a shorter name")
     if name in facts.names:
-        return Check(
-            "sub-topic name",
-            False,
-            f"a topic named {name} exists already and is not kpsplit's",
-            f"delete or rename {name} if nobody needs it",
-        )
+        wrong = f"a topic named {name} exists already and is not kpsplit's"
+        return Check(title, False, wrong, f"delete or rename {name} if nobody needs it")
     other = next((other for other in sorted(facts.names) if collides(name, other)), None)
     if other is not None:
-        return Check(
-            "sub-topic name",
-            False,
-            f"{name} collides with topic {other} in Kafka's metrics ('.' and '_' are one there)",
-            f"delete or rename {other} if nobody needs it",
-        )
-    return Check("sub-topic name", True, f"{name} is free")
+        wrong = f"{name} collides with topic {other} in Kafka's metrics ('.' and '_' are one there)"
+        return Check(title, False, wrong, f"delete or rename {other} if nobody needs it")
+    return Check(title, True, f"{name} is free")
 
 
 def checks(facts: Facts) -> tuple[Check, ...]:
@@ -278,6 +223,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
         return first
     topic, state = facts.topic, facts.state
     rest = [make(facts, topic, state) for make in _MAKERS]
+    rest += [facts.partitioner, facts.strange_writers, facts.useful]
     return (*first, *(c for c in rest if c is not None))
 
 
@@ -287,19 +233,13 @@ def _existence(facts: Facts) -> tuple[Check, ...]:
         return (
             Check("topic", False, f"there is no topic {topic}", "check the name and the right to describe"),
         )
-    found = [Check("topic", True, f"topic {topic} exists")]
     count = len(facts.topic.partitions)
-    found.append(
-        Check(
-            "partition",
-            number < count,
-            f"topic {topic} has {many(count, 'partition')}, 0 to {count - 1}",
-            "" if number < count else f"choose one of them, not {number}",
-        )
+    found = f"topic {topic} has {many(count, 'partition')}, 0 to {count - 1}"
+    first = (
+        Check("topic", True, f"topic {topic} exists"),
+        _check("partition", number < count, found, f"choose one of them, not {number}"),
     )
-    if number < count:
-        found.append(_enrolled(facts, topic))
-    return tuple(found)
+    return (*first, _enrolled(facts, topic)) if number < count else first
 
 
 def _enrolled(facts: Facts, topic: str) -> Check:
@@ -311,60 +251,32 @@ def _enrolled(facts: Facts, topic: str) -> Check:
 
 
 def _same_topic(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    ok = state.topic_id == topic.topic_id
-    if ok and facts.enrolment is not None:
-        ok = facts.enrolment.topic_id == topic.topic_id
-    return Check(
-        "same topic",
-        ok,
-        f"topic {topic.name} is the one that was enrolled"
-        if ok
-        else f"topic {topic.name} was deleted and made again since it was enrolled",
-        ""
-        if ok
-        else f"run: kpsplit enroll {topic.name}; if it has a lineage, use another name for the new one",
-    )
+    enrolled = state.topic_id if facts.enrolment is None else facts.enrolment.topic_id
+    ok = state.topic_id == topic.topic_id == enrolled
+    found = "is the one that was enrolled" if ok else "was deleted and made again since it was enrolled"
+    remedy = f"run: kpsplit enroll {topic.name}; if it has a lineage, use another name for the new one"
+    return _check("same topic", ok, f"topic {topic.name} {found}", remedy)
 
 
-def _no_operation(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+def _no_operation(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
+    name, parent = "no operation", facts.parent
     if facts.under_way is not None:
-        parent = facts.parent
-        return Check(
-            "no operation", False, facts.under_way, f"run: kpsplit resume {parent}, or kpsplit abort {parent}"
-        )
+        remedy = f"run: kpsplit resume {parent}, or kpsplit abort {parent}"
+        return Check(name, False, facts.under_way, remedy)
     if state.phase is Phase.FROZEN:
-        return Check(
-            "no operation",
-            False,
-            f"{facts.parent} is frozen: {state.frozen_reason}",
-            f"look at kpsplit doctor, then run: kpsplit resume {facts.parent} --thaw",
-        )
-    return Check("no operation", True, "no other operation is in progress")
+        remedy = f"look at kpsplit doctor, then run: kpsplit resume {parent} --thaw"
+        return Check(name, False, f"{parent} is frozen: {state.frozen_reason}", remedy)
+    return Check(name, True, "no other operation is in progress")
 
 
-def _ranges(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+def _ranges(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check | None:
     if facts.kind is not OperationKind.SPLIT:
         return None
     ok = MIN_RANGES <= facts.opening <= MAX_RANGES
-    return Check(
-        "ranges", ok, f"{facts.opening} ranges", "" if ok else f"choose {MIN_RANGES} to {MAX_RANGES} ranges"
-    )
-
-
-def _partitioner(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
-    return facts.partitioner
-
-
-def _writers(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
-    return facts.strange_writers
-
-
-def _useful(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
-    return facts.useful
+    return _check("ranges", ok, f"{facts.opening} ranges", f"choose {MIN_RANGES} to {MAX_RANGES} ranges")
 
 
 def refusal(check: Check) -> KpsplitError:
-    """Return the error that a failed check is."""
     kind = _REFUSALS.get(check.name, CheckFailedError)
     return kind(check.message, hint=check.remedy or None)
 
@@ -395,7 +307,4 @@ _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...]
     log_whole,
     no_transaction,
     retention,
-    _partitioner,
-    _writers,
-    _useful,
 )

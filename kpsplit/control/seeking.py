@@ -6,19 +6,20 @@ Or forgets them: all range commits and ordinary offsets of a group on a topic.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
 from kpsplit.control.session import ClusterSession
-from kpsplit.errors import ConflictError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, UnreachableError, UsageError, behind_a_change
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.groups import (
     delete_positions,
     describe_members,
+    group_names,
     nearest_group,
     positions_of,
     range_commits,
@@ -93,7 +94,7 @@ def cursor_at(
 
     Args:
         state: a fresh state.
-        range_: the key range.
+        range_: of keys.
         target: where the seek goes.
         starts: the first offset of each log that there is; what was deleted with its topic counts as read.
         ends: the stable end of each log.
@@ -124,14 +125,14 @@ class Seeker:
     def plan(
         self, group: str, parent: PhysicalPartition, range_: KeyRange, target: SeekTarget, new_group: bool
     ) -> Seek:
-        """Return what a seek would do; as ``Admin.plan_seek``."""
         deadline = self._session.begin()
         state = self._session.state(parent, deadline)
         self._refuse_active(group, parent.topic, changed=False)
         if not new_group:
-            self._refuse_unknown(group, [parent], deadline)
+            self._refuse_unknown(group, parent, deadline)
         sources = state.lineage.sources()
         starts = self._admin.start_offsets(sources)
+        self._refuse_doubtful({s.topic for s in sources if s not in starts} - state.retired(), deadline)
         ends = self._admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
         young = {}
         if target.whence is Whence.TIMESTAMP:
@@ -141,6 +142,18 @@ class Seeker:
         latest = cursor_at(state, range_, SeekTarget(Whence.LATEST), *known)
         exact = target.whence in (Whence.OFFSET, Whence.TIMESTAMP)
         return Seek(group, state, target, cursor, at_end=exact and cursor == latest)
+
+    def _refuse_doubtful(self, missing: Iterable[str], deadline: Deadline) -> None:
+        """Refuse to take for read what one broker does not know: it may be stale.
+
+        Raises:
+            UnreachableError, DeadlineExceededError: brokers do not agree that these topics are gone.
+        """
+        for topic, found in self._admin.certain(missing, deadline).items():
+            if found is not None:
+                raise UnreachableError(
+                    f"the brokers do not agree on whether there is a topic {topic}", hint="retry"
+                )
 
     def carry_out(self, seek: Seek) -> None:
         """Write the range commit and the ordinary offsets, in one transaction.
@@ -169,28 +182,42 @@ class Seeker:
             self._refuse_active(seek.group, parent.topic, changed=True)
 
     def plan_forget(self, group: str, topic: str) -> Forgettable:
-        """Return what would be forgotten of a group on a topic; as ``Admin.plan_forget_group``."""
         return self._forgettable(group, topic, self._session.begin())
 
-    def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
-        first = self._session.state(PhysicalPartition(topic, 0), deadline)
+    def plan_forget_expired(self, topic: str) -> list[Forgettable]:
+        """Return what there is of the groups that brokers know nothing of any more.
+
+        Its range commits are read first: a group that comes back after that is known, or has none of them.
+        """
+        deadline = self._session.begin()
+        states = self._states(topic, deadline)
+        fold = range_commits(self._admin, [state.parent for state in states], deadline)
+        groups = {name for state in states for name in fold.groups(state.parent)}
+        expired = groups.difference(group_names(self._admin, deadline))
+        return [_committed(fold, group, topic, states) for group in sorted(expired)]
+
+    def _states(self, topic: str, deadline: Deadline) -> list[PartitionState]:
+        view = self._session.read(deadline)
         count = self._admin.partition_count(topic, deadline)
-        rest = [self._session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
-        states = [first, *rest]
-        parents = [state.parent for state in states]
+        if topic not in view.enrolments:
+            raise view.not_enrolled(topic)
+        parents = (PhysicalPartition(topic, number) for number in range(count))
+        return [state for state in map(view.state, parents) if state is not None]
+
+    def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
+        states = self._states(topic, deadline)
         self._refuse_active(group, topic, changed=False)
-        fold = range_commits(self._admin, parents, deadline)
-        commits = tuple(key for parent in parents for key in fold.keys(group, parent))
+        fold = range_commits(self._admin, [state.parent for state in states], deadline)
+        found = _committed(fold, group, topic, states)
         topics = set().union(*map(topics_of, states))
         positions = positions_of(self._admin, group)
         offsets = tuple(sorted(p for p in positions if p.topic in topics))
-        if not commits and not offsets:
-            known = {name for parent in parents for name in fold.groups(parent)}
+        if not found.commits and not offsets:
+            known = {name for state in states for name in fold.groups(state.parent)}
             raise UsageError(
                 f"group {group} has committed nothing in {topic}", hint=self._name_hint(group, known)
             )
-        pieces = [piece for parent in parents for piece in fold.commits(group, parent)]
-        return Forgettable(group, topic, commits, offsets, (*pieces, *(positions[p] for p in offsets)))
+        return replace(found, offsets=offsets, stands=(*found.stands, *(positions[p] for p in offsets)))
 
     def forget(self, found: Forgettable) -> None:
         """Withdraw a group's range commits and have the coordinator forget its ordinary offsets.
@@ -225,13 +252,12 @@ class Seeker:
         writer.open(deadline)
         return writer
 
-    def _refuse_unknown(self, group: str, parents: Sequence[PhysicalPartition], deadline: Deadline) -> None:
+    def _refuse_unknown(self, group: str, parent: PhysicalPartition, deadline: Deadline) -> None:
         """Refuse a group that has neither members nor commits: a typo would hold up ``retire`` for ever."""
         if describe_members(self._admin, group).active or positions_of(self._admin, group):
             return
-        fold = range_commits(self._admin, parents, deadline)
-        known = {name for parent in parents for name in fold.groups(parent)}
-        if group not in known:
+        fold = range_commits(self._admin, [parent], deadline)
+        if group not in (known := fold.groups(parent)):
             hint = f"{self._name_hint(group, known)}, or give --new-group"
             raise UsageError(f"there is no group {group}: it has no commits and no members", hint=hint)
 
@@ -240,7 +266,6 @@ class Seeker:
         return "check the name" if nearest is None else f"did you mean {nearest}?"
 
     def _nobody(self, group: str) -> object:
-        """Return the metadata of a group without members."""
         consumer = self._admin.connection.open_consumer("seek", group_id=group, enable_auto_commit=False)
         try:
             return consumer.consumer_group_metadata()
@@ -261,14 +286,18 @@ class Seeker:
         raise ConflictError(f"group {group} has active members on {topic}", hint="stop them, then retry")
 
 
+def _committed(fold: CommitFold, group: str, topic: str, states: Iterable[PartitionState]) -> Forgettable:
+    """Return what there is of a group without its ordinary offsets."""
+    parents = [state.parent for state in states]
+    keys = tuple(key for parent in parents for key in fold.keys(group, parent))
+    pieces = tuple(piece for parent in parents for piece in fold.commits(group, parent))
+    return Forgettable(group, topic, keys, (), pieces)
+
+
 def _others(fold: CommitFold, seek: Seek) -> list[Cursor]:
-    """Return the cursors of the group for the rest of the key space."""
-    moved = seek.cursor.range
-    rest = [(WHOLE.lo, moved.lo), (moved.hi, WHOLE.hi)]
+    state, moved = seek.state, seek.cursor.range
+    rest = [KeyRange(lo, hi) for lo, hi in ((WHOLE.lo, moved.lo), (moved.hi, WHOLE.hi)) if lo < hi]
     pieces = [
-        piece
-        for lo, hi in rest
-        if lo < hi
-        for piece in fold.cursor(seek.group, seek.state.parent, KeyRange(lo, hi), seek.state.lineage)
+        piece for range_ in rest for piece in fold.cursor(seek.group, state.parent, range_, state.lineage)
     ]
     return [cursor for _, cursor in pieces if cursor is not None]

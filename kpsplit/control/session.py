@@ -46,18 +46,11 @@ def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
 
 
 def lease_seconds(tail: ControlTail) -> float:
-    """Return how long the lease in force lasts, with its margin."""
     return tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
 
 
 class ClusterSession:
-    """One cluster and the clients to it.
-
-    Attributes:
-        connection: how the cluster is reached.
-        admin: asks and orders.
-        operator: the name that this process has in the control topic.
-    """
+    """One cluster and the clients to it. ``operator``: the name of this process in the control topic."""
 
     def __init__(self, connection: Connection, timeout_seconds: float) -> None:
         self.connection = connection
@@ -70,10 +63,9 @@ class ClusterSession:
 
     def close(self) -> None:
         """End all clients; a call after that makes new ones."""
-        if self._control is not None:
-            self._control.close()
-        if self._registrations is not None:
-            self._registrations.close()
+        for log in (self._control, self._registrations):
+            if log is not None:
+                log.close()
         self._control = self._registrations = self._writer = None
         self.admin.close()
 
@@ -83,9 +75,12 @@ class ClusterSession:
         return Deadline(self._timeout)
 
     def has_control_topic(self, deadline: Deadline) -> bool:
-        """Return whether there is a control topic."""
         known = self._control is not None
         return known or self.admin.certain([CONTROL_TOPIC], deadline)[CONTROL_TOPIC] is not None
+
+    def view_if_any(self, deadline: Deadline) -> ControlView:
+        """Return the control topic's view, read to its present end; empty if there is no such topic."""
+        return self.read(deadline) if self.has_control_topic(deadline) else ControlView()
 
     def tail(self, deadline: Deadline) -> ControlTail:
         """Return the reader of the control topic.
@@ -99,7 +94,6 @@ class ClusterSession:
         return self._control
 
     def read(self, deadline: Deadline) -> ControlView:
-        """Read the control topic to its present end."""
         return self.tail(deadline).read_all(deadline)
 
     def read_about(self, parent: PhysicalPartition, deadline: Deadline) -> None:
@@ -111,9 +105,8 @@ class ClusterSession:
         if view.state(parent) is None:
             raise view.not_enrolled(parent.topic)
         topic = self.admin.certain([parent.topic], deadline)[parent.topic]
-        count = len(topic.partitions) if topic else None
-        if count is not None and parent.partition >= count and parent not in view.states:
-            raise no_partition(parent, count)
+        if topic and parent.partition >= len(topic.partitions) and parent not in view.states:
+            raise no_partition(parent, len(topic.partitions))
 
     def state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
         """Return a partition's state; the topic has to have such a partition."""
@@ -127,13 +120,10 @@ class ClusterSession:
         return state
 
     def registrations(self) -> ProducersLog:
-        """Return the reader of the producers topic."""
-        if self._registrations is None:
-            self._registrations = ProducersLog(self.connection)
+        self._registrations = self._registrations or ProducersLog(self.connection)
         return self._registrations
 
     def writer(self) -> AcknowledgedWriter:
         """Return the writer for records that are no part of an operation."""
-        if self._writer is None:
-            self._writer = AcknowledgedWriter(self.connection, "operator")
+        self._writer = self._writer or AcknowledgedWriter(self.connection, "operator")
         return self._writer

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import TypeVar
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.clock import Deadline
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.plans import attempt_age
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-from kpsplit.kafka.groups import Owner, describe_members, owners, positions_of, range_commits
+from kpsplit.kafka.groups import (
+    Members,
+    Owner,
+    committed_positions,
+    describe_members,
+    groups_of,
+    positions_of,
+    range_commits,
+    readers_without_commit,
+)
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView, Registrations
-from kpsplit.splitter.key_range import WHOLE, KeyRange, without_slots
+from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_number, slot_range, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.reading import Cursor
@@ -38,10 +49,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Retirable:
-    """The sub-topics that ``retire`` would delete, and those that it would keep, with the reasons."""
+    """The sub-topics that ``retire`` would delete, and those that it would keep, with the reasons.
+
+    ``undrained``: those that are kept only because groups have not drained them.
+    """
 
     going: tuple[str, ...]
     kept: Mapping[str, str]
+    undrained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +85,6 @@ def statuses(
     partition: int | None,
     deadline: Deadline,
 ) -> list[PartitionStatus]:
-    """Return the status of partitions; as ``Admin.status``.
-
-    Raises:
-        UsageError: there is no such topic, it is not enrolled, or has no such partition.
-    """
     counts = admin.topics()
     if topic is not None and topic not in counts:
         counts[topic] = admin.partition_count(topic, deadline)
@@ -141,7 +151,6 @@ class SegmentLeft:
 
     @property
     def logical(self) -> int:
-        """The position as a logical offset."""
         return self.segment.logical(self.next)
 
     @property
@@ -166,18 +175,26 @@ class RangeProgress:
         lags = [s.lag for s in self.left]
         return None if not lags or None in lags else sum(lag for lag in lags if lag is not None)
 
+    def lag_in(self, segment: int) -> int:
+        """Return the offsets before the range in one segment; 0 also where the end is not known."""
+        return sum(s.lag or 0 for s in self.left if s.segment.id == segment)
+
     @property
     def to_drain(self) -> tuple[int, ...]:
-        """The closed segments that it has not read to their ends."""
         return tuple(s.segment.id for s in self.left if s.draining)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """A group's progress in one logical partition; the ranges tile the key space."""
+    """A group's progress in one logical partition; the ranges tile the key space.
+
+    ``group_state``: ``stable``, ``empty`` (it has no members), or ``in rebalance``: who owns what is being
+    decided, and a range without an owner waits for that.
+    """
 
     state: PartitionState
     ranges: tuple[RangeProgress, ...]
+    group_state: str
 
     @property
     def lag(self) -> int | None:
@@ -198,16 +215,12 @@ def progress_of(
     ordinary: Mapping[PhysicalPartition, int],
     owners: Sequence[tuple[KeyRange, Owner]],
     ends: Mapping[PhysicalPartition, int],
+    group_state: str = "stable",
 ) -> PartitionProgress:
     """Return where a group stands.
 
-    Args:
-        state: a fresh state.
-        group: its id.
-        fold: the offset log.
-        ordinary: the group's ordinary offsets; they count where there is no range commit.
-        owners: which member owns which range.
-        ends: the stable end of every physical partition that there is.
+    ``ordinary``: its ordinary offsets, which count where there is no range commit. ``ends``: the stable end
+    of every physical partition that there is.
     """
     cuts = {r.lo for r, _ in owners} | {r.hi for r, _ in owners}
     pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
@@ -220,8 +233,9 @@ def progress_of(
         for range_ in _cut(whole, cuts):
             owner = next((o for r, o in owners if r.covers(range_)), None)
             left = () if known is None else _left(state, known.narrowed(range_), ends)
-            ranges.append(RangeProgress(range_, basis, left, owner, _commit(fold, group, state, range_)))
-    return PartitionProgress(state, tuple(ranges))
+            commit = next((c for r, c in fold.commits(group, state.parent) if range_.lo in r), None)
+            ranges.append(RangeProgress(range_, basis, left, owner, commit))
+    return PartitionProgress(state, tuple(ranges), group_state)
 
 
 def _known(
@@ -255,11 +269,6 @@ def _left(
     return tuple(left)
 
 
-def _commit(fold: CommitFold, group: str, state: PartitionState, range_: KeyRange) -> RangeCommit | None:
-    """Return the commit at the start of a range."""
-    return next((c for r, c in fold.commits(group, state.parent) if range_.lo in r), None)
-
-
 def group_progress(
     admin: ClusterAdmin,
     read_view: Callable[[], ControlView],
@@ -276,22 +285,162 @@ def group_progress(
     """
     parents = _partitions(admin, topic, partition, deadline)
     fold = range_commits(admin, parents, deadline, group)
-    ordinary = positions_of(admin, group)
-    members = describe_members(admin, group)
-    view = read_view()  # after the commits, so that it knows every segment that they list
-    states = [view.state(p) or PartitionState.unsplit(p, "") for p in parents]
-    sources = {source for state in states for source in state.lineage.sources()}
-    ends = admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
-    stable = {place: end.offset for place, end in ends.items()}
-    enrolment = view.enrolments.get(topic)
-    found = [
-        progress_of(s, group, fold, ordinary, owners(members, s.parent, enrolment), stable) for s in states
-    ]
+    ordinary = {group: positions_of(admin, group)}
+    found = _progress(admin, read_view, parents, fold, ordinary)[group]
     if not any(r.owner or r.basis is not Basis.NOTHING for p in found for r in p.ranges):
         raise UsageError(
             f"group {group} has committed nothing in {topic}, and has no members there",
             hint="check the name of the group",
         )
+    return found
+
+
+def progress_of_groups(
+    admin: ClusterAdmin,
+    read_view: Callable[[], ControlView],
+    topic: str,
+    partition: int | None,
+    deadline: Deadline,
+) -> dict[str, list[PartitionProgress]]:
+    """Return how far each group has come that has commits or members in a topic, by the group's name.
+
+    Raises: as ``group_progress``; AuthorizationError: groups may be hidden from us.
+    """
+    parents = _partitions(admin, topic, partition, deadline)
+    fold = range_commits(admin, parents, deadline)
+    committed = committed_positions(admin, deadline)
+    topics = {topic, slots_topic(topic)}
+    groups = {*groups_of(committed, topics), *(group for p in parents for group in fold.groups(p))}
+    groups.update(readers_without_commit(admin, groups, topics, deadline))
+    ordinary = {group: committed.get(group, {}) for group in sorted(groups)}
+    return _progress(admin, read_view, parents, fold, ordinary)
+
+
+K = TypeVar("K")
+
+SHORT_LOOK = 1.0
+LONG_LOOK = 5.5
+"""Seconds between two looks at positions: consumers commit every 5 s by default."""
+
+_PART_OF_CALL = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What is left to read: offsets, and about how many seconds that takes; None: it was not seen to move."""
+
+    offsets: int
+    seconds: int | None = None
+
+
+def estimated(before: Mapping[K, int], after: Mapping[K, int], seconds: float) -> dict[K, Remaining]:
+    """Return what is left by two looks at the same stretches of log.
+
+    What is written meanwhile is left out: nothing is added to a stretch once it is fenced.
+    """
+    found = {}
+    for key, left in after.items():
+        read = before.get(key, left) - left
+        takes = round(left * seconds / read) if read > 0 else None
+        found[key] = Remaining(left, takes if left else 0)
+    return found
+
+
+def look_twice(look: Callable[[], Mapping[K, int]], deadline: Deadline) -> dict[K, Remaining]:
+    """Look at what is left to read, and again a moment later; longer if one did not move."""
+    before, began = look(), monotonic()
+    after, longest = before, deadline.left() * _PART_OF_CALL
+    for until in (SHORT_LOOK, LONG_LOOK):
+        if any(after[g] and after[g] == before.get(g) for g in after):
+            time.sleep(max(0.0, min(until, longest) - (monotonic() - began)))
+            after = look()
+    return estimated(before, after, monotonic() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDrain:
+    """What a group has still to read of a closed segment; its ranges go on with later ones after that.
+
+    ``range``, ``owner``: the one that is furthest from the end.
+    """
+
+    segment: Segment
+    group: str
+    left: Remaining
+    range: KeyRange
+    owner: Owner | None
+
+
+def slowest(groups: Mapping[str, Sequence[PartitionProgress]]) -> dict[tuple[str, int], RangeProgress]:
+    """Return, by group and closed segment, the range that has most of it before it."""
+    found: dict[tuple[str, int], RangeProgress] = {}
+    for group, partitions in groups.items():
+        for range_ in (r for p in partitions for r in p.ranges):
+            for id_ in range_.to_drain:
+                one = found.get((group, id_))
+                if one is None or one.lag_in(id_) < range_.lag_in(id_):
+                    found[group, id_] = range_
+    return found
+
+
+def group_drains(
+    look: Callable[[], Mapping[str, Sequence[PartitionProgress]]], deadline: Deadline
+) -> list[GroupDrain]:
+    """Return what groups have still to read of a partition's closed segments, by two looks at them."""
+    last: dict[tuple[str, int], RangeProgress] = {}
+
+    def lags() -> dict[tuple[str, int], int]:
+        nonlocal last
+        last = slowest(look())
+        return {(group, id_): one.lag_in(id_) for (group, id_), one in last.items()}
+
+    found = []
+    for (group, id_), left in sorted(look_twice(lags, deadline).items(), key=lambda one: one[0][::-1]):
+        one = last[group, id_]
+        (segment,) = (s.segment for s in one.left if s.segment.id == id_)
+        found.append(GroupDrain(segment, group, left, one.range, one.owner))
+    return found
+
+
+def _progress(
+    admin: ClusterAdmin,
+    read_view: Callable[[], ControlView],
+    parents: Sequence[PhysicalPartition],
+    fold: CommitFold,
+    ordinary: Mapping[str, Mapping[PhysicalPartition, int]],
+) -> dict[str, list[PartitionProgress]]:
+    """Return how far groups have come in partitions of one topic; ``ordinary``: their ordinary offsets."""
+    members = {group: describe_members(admin, group) for group in ordinary}
+    view = read_view()  # after the commits, so that it knows every segment that they list
+    states = [view.state(p) or PartitionState.unsplit(p, "") for p in parents]
+    sources = {source for state in states for source in state.lineage.sources()}
+    ends = admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
+    stable = {place: end.offset for place, end in ends.items()}
+    found = {}
+    for group, offsets in ordinary.items():
+        of = members[group]
+        shares = [(s, owners(of, s.parent, view.enrolments.get(s.parent.topic))) for s in states]
+        found[group] = [progress_of(s, group, fold, offsets, o, stable, of.state) for s, o in shares]
+    return found
+
+
+def owners(
+    members: Members, parent: PhysicalPartition, enrolment: Enrolment | None
+) -> list[tuple[KeyRange, Owner]]:
+    """Return which member owns which key range of a logical partition, neighbours of one owner joined."""
+    if enrolment is None or enrolment.slots is None:
+        whole = members.assigned.get(parent)
+        return [(WHOLE, whole)] if whole else []
+    found: list[tuple[KeyRange, Owner]] = []
+    for index in range(enrolment.slots):
+        number = slot_number(parent.partition, index, enrolment.slots)
+        owner = members.assigned.get(PhysicalPartition(slots_topic(parent.topic), number))
+        range_ = slot_range(index, enrolment.slots)
+        if owner is None:
+            continue
+        if found and found[-1][1] == owner and found[-1][0].hi == range_.lo:
+            range_ = KeyRange(found.pop()[0].lo, range_.hi)
+        found.append((range_, owner))
     return found
 
 

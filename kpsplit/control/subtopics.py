@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import (
@@ -15,15 +16,21 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on, await_served
+from kpsplit.kafka.cluster_admin import (
+    ClusterAdmin,
+    PartitionFacts,
+    TopicFacts,
+    allowed_on,
+    answer_within,
+    await_served,
+)
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.kafka.leaders import Leaders
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.kafka.markers import Markers
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Attempt, Cut, SubTopic
+from kpsplit.splitter.partition_state import Attempt, SubTopic
 from kpsplit.splitter.rights import lacking
-from kpsplit.splitter.steps import PlannedMarker
 
 SEALED_CONFIG = ("max.message.bytes", "80")
 """With this setting the broker itself rejects every record with a stamp, which needs more than 90 bytes.
@@ -56,7 +63,6 @@ def phantom_assignment(replicas: Sequence[int], partitions: int) -> list[list[in
 
 
 def copied_config(explicit: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that a sub-topic takes from its parent: all that were set there."""
     return {name: value for name, value in explicit.items() if not name.startswith(_NOT_COPIED)}
 
 
@@ -70,7 +76,7 @@ class SubTopics:
         self._admin = admin
         self._foreign: set[str] = set()
 
-    def create(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
+    def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
         """Create an attempt's sub-topic and return its topic id once every broker serves it, empty.
 
         Raises:
@@ -84,30 +90,21 @@ class SubTopics:
             raise self._taken(name)
         beside = self._admin.describe(parent.topic)
         assignment = phantom_assignment(beside.partitions[parent.partition].replicas, len(attempt.ranges))
-        config = copied_config(beside.explicit)
+        order = partial(self._admin.create, name, copied_config(beside.explicit), assignment=assignment)
         try:
-            self._order(name, config, assignment, deadline)
+            try:
+                created = order(seconds=answer_within(deadline))
+            except UnknownOutcomeError:  # the acknowledgement is lost: it may have been created all the same
+                deadline.check(f"the acknowledgement of topic {name}")
+                created = self._admin.layout(name) is None and order(seconds=answer_within(deadline))
+            if not created:
+                self._taken_unless_ours(name, assignment)
             return self._await(parent, name, assignment, deadline)
         except SubTopicTakenError:
             raise
         except (Exception, KeyboardInterrupt):
             self._delete_quietly(name)
             raise
-
-    def seal(self, name: str, deadline: Deadline) -> bool:
-        """Make the brokers reject every stamped record; return False if there is no such topic.
-
-        Raises:
-            CheckFailedError: it still is not sealed when read back.
-        """
-        setting, value = SEALED_CONFIG
-        if not self._admin.set_config(name, setting, value, _answer_within(deadline)):
-            return False
-        while not is_sealed(self._admin.config(name)):
-            if deadline.left() <= 0:
-                raise CheckFailedError(f"topic {name} does not keep {setting}={value}", hint="retry")
-            time.sleep(_PAUSE)
-        return True
 
     def delete_empty(self, name: str, deadline: Deadline) -> bool:
         """Delete the sub-topic of an attempt that was rolled back; return False if there is none.
@@ -126,24 +123,7 @@ class SubTopics:
                 f"topic {name} is not deleted: it is not kpsplit's, or holds records",
                 hint="look at it, and delete it yourself if nobody needs it",
             )
-        return self._admin.delete(name, _answer_within(deadline))
-
-    def _order(
-        self, name: str, config: Mapping[str, str], assignment: list[list[int]], deadline: Deadline
-    ) -> None:
-        """Create the topic; where the acknowledgement is lost, look whether it was created all the same."""
-        try:
-            created = self._ordered(name, config, assignment, deadline)
-        except UnknownOutcomeError:
-            deadline.check(f"the acknowledgement of topic {name}")
-            created = self._admin.layout(name) is None and self._ordered(name, config, assignment, deadline)
-        if not created:
-            self._taken_unless_ours(name, assignment)
-
-    def _ordered(
-        self, name: str, config: Mapping[str, str], assignment: list[list[int]], deadline: Deadline
-    ) -> bool:
-        return self._admin.create(name, config, assignment=assignment, seconds=_answer_within(deadline))
+        return self._admin.delete(name, answer_within(deadline))
 
     def _taken_unless_ours(self, name: str, assignment: list[list[int]]) -> None:
         """Raise unless the topic is one that a repeated request of this very call made."""
@@ -165,11 +145,7 @@ class SubTopics:
         return found.topic_id
 
     def check_rights(self, parent: PhysicalPartition, names: Collection[str]) -> None:
-        """Do nothing if we may seal and delete sub-topics.
-
-        Raises:
-            AuthorizationError: a right is missing; the error names it.
-        """
+        """Raises AuthorizationError, with its name, for a right to seal and delete that we lack."""
         missing = lacking(parent.topic, allowed_on(self._admin, names)) if names else ()
         if missing:
             raise AuthorizationError(f"missing {', '.join(map(str, missing))}", hint=RIGHTS_HINT)
@@ -195,66 +171,131 @@ class SubTopics:
 
 
 def is_sealed(config: Mapping[str, str]) -> bool:
-    """Return whether a topic with these settings rejects what producers write."""
     return (SEALED_CONFIG[0], config.get(SEALED_CONFIG[0])) in (SEALED_CONFIG, TAKES_NOTHING)
 
 
-def _answer_within(deadline: Deadline) -> float:
-    return max(0.1, min(ANSWER_SECONDS, deadline.left()))
-
-
-class PartitionTopics:
+class PartitionTopics(SubTopics):
     """Implements the driver's TopicsPort. Not thread safe; made anew for each operation."""
 
     def __init__(self, admin: ClusterAdmin, observer: Observer) -> None:
+        super().__init__(admin)
         self._observe = observer
-        self._subtopics = SubTopics(admin)
-        self._leaders = Leaders(admin)
         self._markers = Markers(admin)
-
-    def prepare_markers(self, places: Iterable[PhysicalPartition]) -> None:
-        """Get ready, outside the fence, to append markers to these partitions."""
-        self._markers.prepare(places)
-
-    def keep_warm(self) -> None:
-        """Stay ready to append markers while answers are waited for; to be called now and then."""
-        self._markers.keep_warm()
-
-    def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
-        """Create the attempt's sub-topic beside the parent, wait until it is served; return its topic id."""
-        return self._subtopics.create(attempt, parent, deadline)
+        self.prepare_markers = self._markers.prepare
+        self.keep_warm = self._markers.keep_warm
+        self.append_markers = self._markers.append
+        self.close = self._markers.close
 
     def co_locate(
         self, parent: PhysicalPartition, sources: Iterable[PhysicalPartition], deadline: Deadline
     ) -> None:
-        """Move the leaders of ``sources`` to the broker that leads the parent, as far as possible."""
-        started = time.monotonic()
-        places = list(sources)
-        self._leaders.co_locate(
-            parent,
-            places,
-            deadline,
-            lambda text: self._observe(StepDone("Leaders", time.monotonic() - started, text)),
-        )
+        started, places = time.monotonic(), list(sources)
+        if done := co_locate(self._admin, parent, places, deadline):
+            self._observe(StepDone("Leaders", time.monotonic() - started, done))
         self._markers.prepare([parent, *places])
 
-    def append_markers(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
-        """Append the markers with acks=all and return where they stand; a marker already there is reused."""
-        return self._markers.append(markers, deadline)
-
     def seal(self, subtopics: Iterable[SubTopic], deadline: Deadline) -> None:
-        """Make the brokers reject every later write to these sub-topics; a missing one takes none anyway."""
-        for subtopic in subtopics:
-            if not self._subtopics.seal(subtopic.name, deadline):
-                self._observe(StepDone("Missing", 0.0, f"{subtopic.name} does not exist any more"))
+        """Make the brokers reject every stamped record; a sub-topic that is missing takes none anyway.
+
+        Raises:
+            CheckFailedError: one still is not sealed when read back.
+        """
+        for name in (subtopic.name for subtopic in subtopics):
+            if not self._admin.set_config(name, *SEALED_CONFIG, answer_within(deadline)):
+                self._observe(StepDone("Missing", 0.0, f"{name} does not exist any more"))
+                continue
+            while not is_sealed(self._admin.describe(name).config):
+                if deadline.expired():
+                    raise CheckFailedError(
+                        f"topic {name} does not keep {'='.join(SEALED_CONFIG)}", hint="retry"
+                    )
+                time.sleep(_PAUSE)
 
     def delete_abandoned(self, name: str, deadline: Deadline) -> None:
-        """Delete the sub-topic of an attempt that was rolled back; it may be missing."""
-        self._subtopics.delete_empty(name, deadline)
+        self.delete_empty(name, deadline)
 
-    def close(self) -> None:
-        """End the clients."""
-        try:
-            self._markers.close()
-        except KpsplitError:
-            return
+
+LONGEST_MOVE_SECONDS = 15.0
+"""After that a merge goes on with the leaders where they are."""
+
+_LEADERS_PAUSE = 0.05
+_LONGEST_FOLLOWERS_PAUSE = 3.0
+_FOLLOWERS_MARGIN = 0.2
+
+
+def reordered(replicas: Sequence[int], first: int) -> list[int]:
+    return [first, *(r for r in replicas if r != first)]
+
+
+def co_locate(
+    admin: ClusterAdmin, parent: PhysicalPartition, sources: Iterable[PhysicalPartition], deadline: Deadline
+) -> str:
+    """Move the leaders of closing segments to the parent's leader; say what came of it ("": nothing to do).
+
+    It makes a merge depend on one broker, and is no part of the proof (protocol, section 8.1). So it never
+    fails. The replica sets stay the same, only their order changes: nothing is copied.
+    """
+    limit = Deadline(min(LONGEST_MOVE_SECONDS, deadline.left() / 2))
+    try:
+        beside = _leaders(admin, [parent]).get(parent)
+        if beside is None or beside.leader is None:
+            return f"leaders stay where they are: {parent} has no leader"
+        target = beside.leader
+        away = {p: facts for p, facts in _leaders(admin, sources).items() if facts.leader != target}
+        movable = {p: facts for p, facts in away.items() if target in facts.replicas}
+        if not movable:
+            return f"{len(away)} leaders stay: no replica on broker {target}" if away else ""
+        lists = {p: reordered(facts.replicas, target) for p, facts in movable.items()}
+        changed = {p: wanted for p, wanted in lists.items() if wanted != list(movable[p].replicas)}
+        if changed:
+            reassign(admin.connection, changed, limit)
+        _await(admin, lists, limit, lambda place, facts: list(facts.replicas) == lists[place])
+        admin.elect_preferred(lists, max(0.1, limit.left()))
+        left = _await(admin, lists, limit, lambda _, facts: facts.leader == target)
+        if len(left) < len(lists):
+            time.sleep(_followers_pause(admin, target))
+        stay = f"; {len(away) - len(movable)} have no replica there" if len(movable) < len(away) else ""
+        return f"{len(lists) - len(left)} of {len(lists)} leaders moved to broker {target}{stay}"
+    except KpsplitError as error:
+        return f"leaders stay where they are: {error.message}"
+
+
+def _followers_pause(admin: ClusterAdmin, target: int) -> float:
+    """Return how long to let the writers recover: followers that asked the new leader too early pause.
+
+    Until they are back no write with acks=all is acknowledged. What piled up takes about as long again to be
+    worked off. Wait here: writers are not paused yet.
+    """
+    try:
+        backoff = admin.broker_config(target).get("replica.fetch.backoff.ms", "1000")
+    except KpsplitError:
+        backoff = "1000"
+    return min(2 * int(backoff) / 1000, _LONGEST_FOLLOWERS_PAUSE) + _FOLLOWERS_MARGIN
+
+
+def _await(
+    admin: ClusterAdmin,
+    places: Collection[PhysicalPartition],
+    limit: Deadline,
+    reached: Callable[[PhysicalPartition, PartitionFacts], bool],
+) -> list[PhysicalPartition]:
+    """Wait until all are as wanted; return those that are not when the time is over."""
+    while True:
+        now = _leaders(admin, places)
+        left = [p for p in places if p not in now or not reached(p, now[p])]
+        if not left or limit.expired():
+            return left
+        time.sleep(_LEADERS_PAUSE)
+
+
+def _leaders(
+    admin: ClusterAdmin, places: Iterable[PhysicalPartition]
+) -> dict[PhysicalPartition, PartitionFacts]:
+    """Return the partitions that the broker that is asked knows."""
+    wanted = list(places)
+    layouts = {topic: admin.layout(topic) for topic in {p.topic for p in wanted}}
+    return {
+        p: layout.partitions[p.partition]
+        for p in wanted
+        if (layout := layouts[p.topic]) is not None and p.partition < len(layout.partitions)
+    }

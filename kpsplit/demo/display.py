@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Self, TextIO
 
 from rich.console import Console, Group
@@ -67,13 +66,10 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
     def say(self, text: str) -> None:
-        """Show a line about what happens."""
         self._stream.write(f"{self._clock()} {text}\n")
         self._stream.flush()
 
@@ -108,13 +104,10 @@ class LiveDisplay(Display):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the tables."""
         self._console.print(Text.assemble((self._clock(), "dim"), f" {text}"))
 
     def show(self, board: Board) -> None:
@@ -137,7 +130,6 @@ def open_display(stream: TextIO | None = None) -> Display:
 
 
 def show_step(display: Display, step: StepDone) -> None:
-    """Show a step of an operation, if it is one worth showing."""
     text = _STEP_TEXTS.get(step.name)
     if text is not None:
         detail = f"  ({step.detail})" if step.detail else ""

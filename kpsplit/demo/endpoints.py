@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from kpsplit.clock import Deadline
@@ -41,12 +40,10 @@ class JsonLine:
     """A value that is sent through a pipe as one line."""
 
     def encode(self) -> str:
-        """Return the line."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def decode(cls, line: str) -> Self:
-        """Read such a line."""
         fields = json.loads(line).items()
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields})
 
@@ -141,7 +138,6 @@ class WriterNews(JsonLine):
 
     @property
     def done(self) -> bool:
-        """Whether it has finished."""
         return self.stage is WriterStage.DONE
 
     def __str__(self) -> str:
@@ -222,28 +218,20 @@ class Endpoint(Generic[N]):
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, suspended or not."""
         return self._process.poll() is None
 
     def begin(self) -> None:
-        """Send the orders."""
         self.begun = True
         self._write(self.orders.encode())
 
     def tell(self, command: str) -> None:
-        """Send a command."""
         self._write(f"{command}\n")
 
     def heard(self, line: str) -> None:
-        """Take a line of its news."""
         self.news = type(self.news).decode(line)
 
     def check(self) -> None:
-        """Do nothing while all is well, or after ``kill``.
-
-        Raises:
-            ChildDiedError: the process ended too soon, or had an error.
-        """
+        """Raises ChildDiedError: the process ended too soon (not after ``kill``), or had an error."""
         if self.killed:
             return
         code = self._process.poll()
@@ -271,11 +259,7 @@ class Endpoint(Generic[N]):
         self.suspended = True
 
     def suspend_in_burst(self) -> None:
-        """Make a writer stop itself with records in flight; return when it has stopped.
-
-        Raises:
-            DeadlineExceededError: it has not. ChildDiedError: it ended instead.
-        """
+        """Make a writer stop itself with records in flight; raises ChildDiedError if it ends instead."""
         self.tell(SUSPEND)
         deadline = Deadline(_SUSPEND_SECONDS)
         while not self._has_stopped():
@@ -285,7 +269,6 @@ class Endpoint(Generic[N]):
         self.suspended = True
 
     def resume(self) -> None:
-        """Let a suspended process go on."""
         if self.suspended:
             self.suspended = False
             self.send_signal(signal.SIGCONT)
@@ -343,9 +326,7 @@ class Endpoints(Generic[N]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         deadline = Deadline(STOP_SECONDS)
         for endpoint in self.all:
             endpoint.end(deadline)
@@ -361,11 +342,7 @@ class Endpoints(Generic[N]):
     def wait(
         self, what: str, until: Callable[[], bool], seconds: float, between: float = _POLL_SECONDS
     ) -> None:
-        """Return when a condition holds.
-
-        Raises:
-            DeadlineExceededError: not in time. ChildDiedError: one of them is not well.
-        """
+        """Return when a condition holds. Raises DeadlineExceededError, or as ``check``."""
         deadline = Deadline(seconds)
         while not until():
             self.check()
@@ -422,6 +399,5 @@ def listen(obey: Callable[[str], None], gone: Callable[[], None]) -> None:
 
 
 def report(news: JsonLine) -> None:
-    """Send news to the parent."""
     sys.stdout.write(news.encode())
     sys.stdout.flush()

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from confluent_kafka import Message
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.consumer.fetch.lineage_reader import LineageTally
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally, LogicalRecord
 from kpsplit.demo.records import (
     LINE_HEADER,
     NO_KEY_HASH,
@@ -35,6 +34,7 @@ from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit, decode_range_commit, parse_offset_key
 from kpsplit.testing import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
@@ -57,11 +57,7 @@ class SegmentSeen:
 
 @dataclass(slots=True)
 class ReadBack:
-    """Everything that was found.
-
-    ``places``: where each record is; ``offsets``: logical offsets by logical partition; ``altered``: records
-    whose value is not what was sent.
-    """
+    """What was found. ``offsets``: logical ones, by partition; ``altered``: values that were not sent."""
 
     history: HistoryReport
     tallies: dict[PhysicalPartition, LineageTally]
@@ -106,27 +102,21 @@ class ReadBackCheck:
         journals: Mapping[str, Iterable[JournalEntry]],
         found: Mapping[RecordId, PhysicalPartition] = MappingProxyType({}),
     ) -> None:
-        """Take what was sent.
-
-        ``found``: where records are that may have no report, for a topic to which partitions were added.
-        """
+        """``found``: where records without a report are, for a topic to which partitions were added."""
         for writer, entries in journals.items():
             for entry in entries:
                 self._checker.sent(self._send(topic, writer, entry, found))
 
     def take_send(self, send: Send) -> None:
-        """Take a record that is in no journal."""
         self._checker.sent(send)
 
     def take(self, parent: PhysicalPartition, records: Iterable[LogicalRecord], tally: LineageTally) -> None:
-        """Take all records of a logical partition, in the order of reading, and what its reader counted."""
         parent = self._partition(parent.topic, parent.partition)
         for record in records:
             self._take(parent, record)
         self._back.tallies[parent] = tally
 
     def result(self) -> ReadBack:
-        """Return everything that was found."""
         self._back.history = self._checker.report()
         return self._back
 
@@ -189,6 +179,23 @@ class ReadBackCheck:
         )
 
 
+def read_back(
+    connection: Connection,
+    topic: str,
+    states: Sequence[PartitionState],
+    journals: Mapping[str, Iterable[JournalEntry]],
+    foreign: Collection[str],
+    lines: Sequence[Line] | None,
+) -> ReadBack:
+    """Read all partitions of a topic to their ends along the lineage; the arguments as for ReadBackCheck."""
+    reading = ReadBackCheck([state.lineage for state in states], foreign, lines)
+    reading.take_journals(topic, journals)
+    for state in states:
+        with LineageReader(connection, state) as reader:
+            reading.take(state.parent, reader.records(), reader.tally)
+    return reading.result()
+
+
 # -- what the group committed, and when ------------------------------------------------------------
 
 
@@ -233,11 +240,7 @@ class CommitHistory:
 def read_commits(
     connection: Connection, group: str, lineages: Iterable[Lineage], partitions: int
 ) -> list[Committed]:
-    """Read a group's range commits in some logical partitions from the ``partitions`` of the offset log.
-
-    Raises:
-        KpsplitError: the log cannot be read.
-    """
+    """Read a group's range commits in some logical partitions from the ``partitions`` of the offset log."""
     parents = {lineage.parent for lineage in lineages}
     found: list[Committed] = []
     since_epoch = monotonic() - time.time() + TICK_SECONDS
@@ -290,7 +293,6 @@ class Turn:
     entry: Worked
 
     def __str__(self) -> str:
-        """Return it for people."""
         return f"{self.member} at {self.entry.at:.1f}"
 
 
@@ -338,11 +340,9 @@ class GroupVerdict:
 
     @property
     def good(self) -> bool:
-        """Return whether nothing was left out, put out of order or repeated without a reason."""
         return not (self.missing or self.unknown or self.out_of_order or self.unexplained)
 
     def note(self, example: str) -> None:
-        """Keep an example of what is wrong, unless there are enough."""
         if len(self.examples) < MOST_EXAMPLES:
             self.examples.append(example)
 
@@ -411,7 +411,11 @@ def judge(
         entry = turn.entry
         place = (entry.partition, entry.offset)
         if place in first_by:
-            _repeated(verdict, place, first_by[place], turn, excuse)
+            if why := excuse(first_by[place], turn):
+                verdict.redelivered[why] += 1
+            else:
+                verdict.unexplained += 1
+                verdict.note(f"{place} to {first_by[place]} and to {turn}")
             continue
         first_by[place] = turn
         verdict.unknown += entry.offset not in read.get(entry.partition, ())
@@ -420,15 +424,3 @@ def judge(
             verdict.note(f"{place} of segment {entry.segment} to {turn.member} out of order")
     verdict.missing = verdict.records - (len(first_by) - verdict.unknown)
     return verdict
-
-
-def _repeated(
-    verdict: GroupVerdict, place: tuple[int, int], first: Turn, again: Turn, excuse: Excuse
-) -> None:
-    """Count a record that came twice."""
-    why = excuse(first, again)
-    if why is None:
-        verdict.unexplained += 1
-        verdict.note(f"{place} to {first} and to {again}")
-    else:
-        verdict.redelivered[why] += 1

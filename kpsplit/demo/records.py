@@ -23,12 +23,11 @@ from __future__ import annotations
 import random
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
@@ -123,11 +122,7 @@ class Line:
 
 
 def read_lines(path: Path, expression: str) -> list[Line]:
-    """Read the whole input.
-
-    Raises:
-        UsageError: the file or the expression is no good.
-    """
+    """Read the whole input. Raises UsageError: the file or the expression is no good."""
     try:
         pattern = re.compile(expression.encode())
     except re.error as error:
@@ -182,7 +177,7 @@ class Pacer:
     """
 
     def __init__(self, rate: float, now: float, stock: int | None = None) -> None:
-        self._first_rate = rate
+        self._rate = rate
         self._stock = stock
         self._left = stock or 0
         self._paid_until = now
@@ -194,17 +189,12 @@ class Pacer:
 
         Whoever was held up for two intervals (or records) does not catch up: that would be another load.
         """
-        rate = self._rate()
+        rate = self._rate if self._stock is None else self._rate * max(self._left, 1) / self._stock
         self._paid_until = max(self._paid_until, now - 2 * max(self.interval, 1 / rate))
         number = int((now - self._paid_until) * rate)
         self._paid_until += number / rate
         self._left -= number
         return number
-
-    def _rate(self) -> float:
-        if self._stock is None:
-            return self._first_rate
-        return self._first_rate * max(self._left, 1) / self._stock
 
 
 # -- a writer's journal ----------------------------------------------------------------------------
@@ -246,17 +236,9 @@ class JournalWriter:
         self._keys: dict[bytes, int] = {}
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file."""
-        self.close()
-
-    def close(self) -> None:
-        """Write out what is buffered."""
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def flush(self) -> None:
@@ -264,12 +246,10 @@ class JournalWriter:
         self._file.flush()
 
     def sent(self, sequence: int, key: bytes | None, partition: int, at: float) -> None:
-        """Note that a record is about to be sent."""
         number = _NO_KEY if key is None else self._number(key)
         self._file.write(_SENT.pack(b"S", sequence, number, partition, at))
 
     def reported(self, sequence: int, ok: bool, partition: int | None, offset: int | None, at: float) -> None:
-        """Note a delivery report."""
         where = _NO_PARTITION if partition is None or partition < 0 else partition
         place = _NO_OFFSET if offset is None or offset < 0 else offset
         self._file.write(_OUTCOME.pack(b"O", sequence, _OK if ok else _FAILED, where, place, at))
@@ -283,11 +263,7 @@ class JournalWriter:
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
-    """Return every record of a journal in the order of sending.
-
-    Raises:
-        RecordError: the file is no journal.
-    """
+    """Return every record of a journal in the order of sending. Raises RecordError: it is none."""
     data = path.read_bytes()
     keys: dict[int, bytes | None] = {_NO_KEY: None}
     entries: dict[int, JournalEntry] = {}
@@ -348,18 +324,11 @@ class Worked(NamedTuple):
 
 
 def pack(at: float, key: bytes | None, offset: int, partition: int, segment: int) -> bytes:
-    """Return one entry."""
     return _WORKED.pack(at, NO_KEY_HASH if key is None else key_hash(key), offset, partition, segment)
 
 
 def read_worked(path: Path) -> Iterator[Worked]:
     """Yield the entries of a journal; none if there is no file."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     whole = len(data) - len(data) % _WORKED.size
-    yield from _unpacked(_WORKED.iter_unpack(data[:whole]))
-
-
-def _unpacked(entries: Iterable[tuple[float, int, int, int, int]]) -> Iterator[Worked]:
-    return (Worked(*fields) for fields in entries)
+    return map(Worked._make, _WORKED.iter_unpack(data[:whole]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kpsplit.control.status import PartitionProgress
 from kpsplit.demo.endpoints import WriterNews
-from kpsplit.demo.judge import GroupVerdict, ReadBack, RecordId
+from kpsplit.demo.judge import GroupVerdict, ReadBack
 from kpsplit.demo.records import JournalEntry
 from kpsplit.demo.scenario import PLAIN_WRITER, SUSPENDED_WRITER
 from kpsplit.demo.timeline import (
@@ -17,10 +17,10 @@ from kpsplit.demo.timeline import (
     Series,
     Spread,
     Timeline,
-    TimeSpan,
     by_time,
     latencies,
     longest_waits,
+    slowest,
     throughput,
     until_caught_up,
     without_suspended,
@@ -40,11 +40,7 @@ class DemoVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PhantomStart:
-    """One phantom's smallest logical offset beside the log end that it must be above.
-
-    ``parent_end``: where the parent partition's log ended at the split; ``above``: the logical offset at
-    which the segment that was split ended.
-    """
+    """A phantom's smallest logical offset, and the parent's log end and the split range's end below it."""
 
     segment: int
     place: str
@@ -94,7 +90,6 @@ class DemoResult:
 
     @property
     def passed(self) -> bool:
-        """Return whether every answer is yes."""
         return all(verdict.ok for verdict in self.verdicts)
 
 
@@ -118,7 +113,6 @@ def failed_line(reason: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text without anything that breaks a line or a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -129,7 +123,6 @@ Question = Callable[[DemoResult], DemoVerdict]
 
 
 def nothing_went_wrong(result: DemoResult) -> DemoVerdict:
-    """Ask the history checker."""
     history = result.back.history
     return DemoVerdict("history", history.clean, str(history).replace("\n", "; "))
 
@@ -148,7 +141,6 @@ def everything_arrived(result: DemoResult) -> DemoVerdict:
 
 
 def values_are_intact(result: DemoResult) -> DemoVerdict:
-    """Every value is what was sent."""
     altered = result.back.altered
     return DemoVerdict("content", not altered, f"{altered} values differ from what was sent")
 
@@ -243,8 +235,17 @@ def sum_up(
     """Return the result, still without verdicts. ``before``: the writers' news before the first operation."""
     hot = state.parent.partition
     fences = timeline.fences
-    late = _catching_up(journals, timeline)
-    ours = _undisturbed(journals, timeline)
+    late = None
+    if timeline.suspension is not None:
+        late = until_caught_up(journals.get(SUSPENDED_WRITER, ()), timeline.suspension)
+    # Not those sent before all writers had started, nor those under way while their own writer was suspended.
+    ours = [
+        entry
+        for name, entries in journals.items()
+        if name != PLAIN_WRITER
+        for entry in without_suspended(entries, late if name == SUSPENDED_WRITER else None)
+        if entry.sent_at >= timeline.began
+    ]
     plain = [e for e in journals.get(PLAIN_WRITER, ()) if e.sent_at >= timeline.began]
     first = {i: seen.first for i, seen in back.segments[state.parent].items()}
     return DemoResult(
@@ -276,28 +277,6 @@ def _held_elsewhere(before: Mapping[str, WriterNews], after: Mapping[str, Writer
     )
 
 
-def _undisturbed(journals: Journals, timeline: Timeline) -> list[JournalEntry]:
-    """Return the records of kpsplit's producers whose latency says something about fences.
-
-    Left out: those sent before all writers had started, and those of the suspended writer that were under way
-    before it had caught up.
-    """
-    late = _catching_up(journals, timeline)
-    return [
-        entry
-        for name, entries in journals.items()
-        if name != PLAIN_WRITER
-        for entry in without_suspended(entries, late if name == SUSPENDED_WRITER else None)
-        if entry.sent_at >= timeline.began
-    ]
-
-
-def _catching_up(journals: Journals, timeline: Timeline) -> TimeSpan | None:
-    if timeline.suspension is None:
-        return None
-    return until_caught_up(journals.get(SUSPENDED_WRITER, ()), timeline.suspension)
-
-
 def _throughput(
     timeline: Timeline, state: PartitionState, back: ReadBack, journals: Journals
 ) -> tuple[Series, ...]:
@@ -305,7 +284,8 @@ def _throughput(
     times: dict[PhysicalPartition, list[float]] = defaultdict(list)
     for name, entries in journals.items():
         for entry in entries:
-            place = _place_of(back, name, entry)
+            # Lines of a file are known by their number alone.
+            place = back.places.get((name, entry.sequence)) or back.places.get(("", entry.sequence))
             if place is not None and entry.reported_at is not None:
                 times[place].append(entry.reported_at)
     affected = state.lineage.sources()
@@ -315,11 +295,6 @@ def _throughput(
         throughput(str(place), times.get(place, ()), timeline.began, span, THROUGHPUT_BIN_SECONDS)
         for place in order
     )
-
-
-def _place_of(back: ReadBack, writer: str, entry: JournalEntry) -> PhysicalPartition | None:
-    by_line: RecordId = ("", entry.sequence)
-    return back.places.get((writer, entry.sequence)) or back.places.get(by_line)
 
 
 def _slowness(
@@ -336,7 +311,7 @@ def _slowness(
         by_time(
             name,
             [(e.sent_at, e.latency * 1000) for e in entries if e.latency is not None],
-            *(timeline.began, span, LATENCY_BIN_SECONDS, max),
+            *(timeline.began, span, LATENCY_BIN_SECONDS, slowest),
         )
         for name, entries in chosen
     )

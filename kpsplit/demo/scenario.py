@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kpsplit.admin import Admin
+from kpsplit.admin import Admin, PartitionProgress, PhysicalPartition, Plan, StepDone
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.plans import Plan
-from kpsplit.control.status import PartitionProgress, RangeProgress
+from kpsplit.control.status import RangeProgress
 from kpsplit.demo.display import Board, Display, PlaceLine, show_step
 from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, WriterNews
 from kpsplit.demo.judge import Victim
@@ -25,8 +24,7 @@ from kpsplit.demo.records import Worked
 from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
 from kpsplit.errors import CheckFailedError, DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 
 PARTITIONS = 6
@@ -59,7 +57,6 @@ class Options:
 
     @property
     def stretch(self) -> float:
-        """Seconds between two operations."""
         return self.duration / STRETCHES
 
     def topic_name(self) -> str:
@@ -101,6 +98,7 @@ class Scenario:
         self._parts = parts
         self._timeline = timeline
         self._display = display
+        self._say = display.say
         self._phase = "starting writers"
         self._state: PartitionState | None = None
         self._watch: Watch | None = None
@@ -108,11 +106,7 @@ class Scenario:
         self._resumed_at = math.inf
 
     def run(self, connection: Connection) -> PhysicalPartition:
-        """Run it; return the partition that was split.
-
-        Raises:
-            KpsplitError: an operation failed, or a writer or a member of the group is not well.
-        """
+        """Run it; return the partition that was split."""
         with Watch(connection, self.parents, self._show) as self._watch:
             self._begin()
             self._stretch("writing")
@@ -135,7 +129,6 @@ class Scenario:
         return hot
 
     def news(self) -> dict[str, WriterNews]:
-        """Return the writers' latest news."""
         return {writer.name: writer.news for writer in self._parts.writers.all}
 
     def victims(self, journals: Mapping[str, Sequence[Worked]]) -> dict[str, Victim]:
@@ -228,7 +221,7 @@ class Scenario:
 
     def _split_again(self, hot: PhysicalPartition) -> None:
         """Split the hottest phantom; if it is one single hot key, the next one."""
-        phantoms = [s for s in self._lineage(hot).open_segments() if s.kind is SegmentKind.PHANTOM]
+        phantoms = [s for s in self._operations.lineage(hot).open_segments() if s.kind is SegmentKind.PHANTOM]
         ranked = self._hottest([s.source for s in phantoms])
         ranges = [next(s.range for s in phantoms if s.source == place) for place in ranked]
         plans = [self._operations.plan_split(hot, SPLIT_AGAIN_INTO, of=ranges[0])]
@@ -247,7 +240,11 @@ class Scenario:
     def _run(
         self, label: str, detail: str, plan: Plan, also: Callable[[StepDone], None] = lambda _: None
     ) -> None:
-        shares = "" if plan.shares is None else ", predicted shares " + _percentages(plan.shares)
+        shares = (
+            ""
+            if plan.shares is None
+            else ", predicted shares " + ", ".join(f"{share:.0%}" for share in plan.shares)
+        )
         self._phase = label
         self._say(f"{label} {detail}{shares}")
         log = OperationTimeline(label, detail)
@@ -270,7 +267,6 @@ class Scenario:
         self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
 
     def _follow(self, state: PartitionState) -> None:
-        """Watch the places that the new layout has, and all older ones."""
         self._state = state
         if self._watch is not None:
             self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
@@ -307,12 +303,6 @@ class Scenario:
                   f"({grown[0] / total:.0%})")  # fmt: skip
         return found
 
-    def _lineage(self, parent: PhysicalPartition) -> Lineage:
-        state = self._operations.view().state(parent)
-        if state is None:
-            raise KpsplitError(f"{parent} is not enrolled any more")
-        return state.lineage
-
     # -- the board ---------------------------------------------------------------------------------
 
     def _show(self) -> None:
@@ -335,23 +325,15 @@ class Scenario:
         if self._state is None or place not in self._state.lineage.sources():
             return "unsplit"
         found = [s for s in self._state.lineage if s.is_open and s.source == place]
-        return _role_of(found[0]) if found else "sealed"
-
-    def _say(self, text: str) -> None:
-        self._display.say(text)
+        if not found:
+            return "sealed"
+        kind = found[0].kind
+        return kind.value if kind is SegmentKind.OVERFLOW else f"{kind} {found[0].range}"
 
 
 def short(place: PhysicalPartition) -> str:
     """Return a name for the board: ``orders/3``, or ``split-3-1/0`` for a phantom."""
     return f"{place.topic.rpartition('.')[2]}/{place.partition}"
-
-
-def _role_of(segment: Segment) -> str:
-    return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
-
-
-def _percentages(shares: Iterable[float]) -> str:
-    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 def _progress_line(range_: RangeProgress) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
-from types import TracebackType
 from typing import Self
 
 from kpsplit.clock import Deadline, monotonic
@@ -21,7 +20,7 @@ from kpsplit.demo.records import JournalEntry
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.offset_log import OffsetTail
+from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
@@ -42,11 +41,9 @@ class TimeSpan:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return self.ended - self.began
 
     def overlaps(self, began: float, ended: float) -> bool:
-        """Return whether another stretch of time has a moment in common with this one."""
         return began <= self.ended and self.began <= ended
 
 
@@ -80,7 +77,6 @@ class Timeline:
 
     @property
     def fences(self) -> list[TimeSpan]:
-        """The fences of all operations, in their order."""
         return [fence for operation in self.operations if (fence := operation.fence) is not None]
 
 
@@ -106,7 +102,6 @@ class Spread:
 
     @classmethod
     def of(cls, milliseconds: Iterable[float]) -> Spread:
-        """Return the spread of durations in any order."""
         values = sorted(milliseconds)
         most = values[-1] if values else 0.0
         return cls(len(values), percentile(values, MEDIAN), percentile(values, TAIL), most)
@@ -114,10 +109,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """From produce() to the delivery report, nothing subtracted, by partition and time.
-
-    A record counts as *in a fence* if any moment between the two lies in one.
-    """
+    """Of records: *in a fence* is one if any moment between produce() and its report lies in one."""
 
     affected_in: Spread
     affected_outside: Spread
@@ -176,31 +168,30 @@ class Series:
     values: tuple[float | None, ...]
 
 
-def throughput(name: str, times: Iterable[float], began: float, seconds: float, width: float) -> Series:
-    """Return records per second from the times at which they were reported."""
-    counts = [0] * max(1, ceil(seconds / width))
-    for at in times:
-        index = int((at - began) / width)
-        if 0 <= index < len(counts):
-            counts[index] += 1
-    return Series(name, width, tuple(count / width for count in counts))
-
-
 def by_time(
     name: str,
     samples: Iterable[tuple[float, float]],
     began: float,
     seconds: float,
     width: float,
-    reduce: Callable[[list[float]], float],
+    reduce: Callable[[list[float]], float | None],
 ) -> Series:
-    """Return one value per bin from (time, value) samples; None for an empty bin."""
+    """Return one value per bin from (time, value) samples; the value of an empty bin is ``reduce([])``."""
     bins: list[list[float]] = [[] for _ in range(max(1, ceil(seconds / width)))]
     for at, value in samples:
         index = int((at - began) / width)
         if 0 <= index < len(bins):
             bins[index].append(value)
-    return Series(name, width, tuple(reduce(values) if values else None for values in bins))
+    return Series(name, width, tuple(map(reduce, bins)))
+
+
+def throughput(name: str, times: Iterable[float], began: float, seconds: float, width: float) -> Series:
+    """Return records per second from the times at which they were reported."""
+    return by_time(name, ((at, 1.0) for at in times), began, seconds, width, lambda found: len(found) / width)
+
+
+def slowest(values: list[float]) -> float | None:
+    return max(values, default=None)
 
 
 # -- threads that look at the cluster --------------------------------------------------------------
@@ -215,14 +206,10 @@ class Background(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop."""
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(self._join_seconds)
 
@@ -242,13 +229,11 @@ class Samples:
         self._ends: dict[PhysicalPartition, list[int]] = {}
 
     def add(self, at: float, ends: dict[PhysicalPartition, int]) -> None:
-        """Take the next sample."""
         for place, end in ends.items():
             self._times.setdefault(place, []).append(at)
             self._ends.setdefault(place, []).append(end)
 
     def reach(self, places: Iterable[PhysicalPartition], at: float) -> bool:
-        """Return whether all these partitions were looked at since a point in time."""
         return all(place in self._times and self._times[place][-1] >= at for place in places)
 
     def end(self, place: PhysicalPartition) -> int:
@@ -256,7 +241,6 @@ class Samples:
         return self._ends[place][-1] if place in self._ends else 0
 
     def grown(self, place: PhysicalPartition, since: float) -> int:
-        """Return by how many records a partition has grown since a point in time."""
         times = self._times.get(place)
         if not times:
             return 0
@@ -272,7 +256,6 @@ class Samples:
         return (self._ends[place][-1] - self._ends[place][first]) / (times[-1] - times[first])
 
     def hottest(self, places: Iterable[PhysicalPartition], since: float) -> list[PhysicalPartition]:
-        """Return partitions by how much they have grown since a point in time, the hottest first."""
         return sorted(places, key=lambda place: -self.grown(place, since))
 
 
@@ -334,13 +317,11 @@ def undrained(fold: CommitFold, group: str, state: PartitionState) -> set[int]:
 class DrainWatch(Background):
     """A thread that follows a group's range commits in one logical partition; ``say`` gets lines of text."""
 
-    def __init__(
-        self, connection: Connection, group: str, partitions: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, connection: Connection, group: str, say: Callable[[str], None]) -> None:
         self.drains: list[SegmentDrain] = []
+        self.partitions = offset_log_partitions(ClusterAdmin(connection))
         self._connection = connection
         self._group = group
-        self._partitions = partitions
         self._say = say
         self._state: PartitionState | None = None
         self._tail: OffsetTail | None = None
@@ -348,7 +329,6 @@ class DrainWatch(Background):
         super().__init__("demo-drain", READ_SECONDS)
 
     def closed(self, state: PartitionState, at: float) -> None:
-        """Take the state after an operation that ended at a point in time."""
         with self._lock:
             known = {drain.segment.id for drain in self.drains}
             new = [s for s in state.lineage if not s.is_open and s.id not in known]
@@ -369,24 +349,21 @@ class DrainWatch(Background):
             self._tail.close()
 
     def _look(self) -> None:
-        state = self._state
-        if state is None or not self.waiting:
+        waiting, state = self.waiting, self._state  # in this order: the state knows all that are closed
+        if state is None or not waiting:
             return
         if self._tail is None:  # kept whatever goes wrong: connecting may take longer than one look
-            place = offsets_partition(state.parent, self._partitions)
-            self._tail = OffsetTail(self._connection, self._partitions, [place], self._group)
-        self._note(self._tail.read_all(Deadline(READ_SECONDS)), state)
-
-    def _note(self, fold: CommitFold, state: PartitionState) -> None:
-        left, now = undrained(fold, self._group, state), monotonic()
-        for drain in self.waiting:
+            place = offsets_partition(state.parent, self.partitions)
+            self._tail = OffsetTail(self._connection, self.partitions, [place], self._group)
+        left = undrained(self._tail.read_all(Deadline(READ_SECONDS)), self._group, state)
+        now = monotonic()
+        for drain in waiting:
             if drain.segment.id not in left:
                 drain.drained_at = now
                 self._say(drained_line(drain))
 
 
 def drained_line(drain: SegmentDrain) -> str:
-    """Return a line about a drained segment."""
     segment = drain.segment
     return (
         f"    the group has drained segment {segment.id} ({segment.source}, {segment.length():,} offsets) "

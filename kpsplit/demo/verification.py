@@ -86,11 +86,7 @@ def report_path(page: Path) -> Path:
 def verification(
     connection: Connection, topic: str, report: Path, display: Display
 ) -> Iterator[Callable[[], DemoVerdict | None]]:
-    """Verify a topic as ``kpsplit verify`` does while the block goes on.
-
-    Yields a call that waits for the verdict and raises ChildDiedError if there is none. It returns None where
-    there is no PySpark.
-    """
+    """Verify a topic beside the block. Yields a call that waits for the verdict; None without PySpark."""
     if find_spec("pyspark") is None:
         display.say("not verified in Spark: pip install 'kpsplit[demo]'")
         yield lambda: None

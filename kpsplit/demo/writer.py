@@ -66,13 +66,11 @@ class Writer:
             self._produce(item)
 
     def poll_until(self, at: float) -> None:
-        """Serve delivery reports until a point in time."""
         while (left := at - monotonic()) > 0:
             self.client.poll(left)
         self.journal.flush()
 
     def news(self, stage: WriterStage, error: str | None = None) -> WriterNews:
-        """Return how things stand."""
         counts = self.sent, self.ok, self.failed, len(self.client)
         if not isinstance(self.client, Producer):
             return WriterNews(stage, *counts, error=error)
@@ -81,13 +79,11 @@ class Writer:
         return WriterNews(stage, *counts, stats.held, stats.strays, stats.pauses_ms, held_in, error)
 
     def noted(self, sequence: int, ok: bool, partition: int | None, offset: int | None) -> None:
-        """Note what became of a record."""
         self.ok += ok
         self.failed += not ok
         self.journal.reported(sequence, ok, partition, offset, monotonic())
 
     def reported(self, sequence: int, error: Any, message: Any) -> None:
-        """Take a delivery report."""
         self.noted(sequence, error is None, message.partition(), message.offset())
 
     def _produce(self, item: Item) -> None:

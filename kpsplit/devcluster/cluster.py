@@ -16,17 +16,15 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
-from kpsplit.devcluster import config, storage
-from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation
+from kpsplit.devcluster import storage
 from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
-from kpsplit.devcluster.storage import ClusterIdentity
+from kpsplit.devcluster.storage import HOST, ClusterIdentity, NodeAddress, PortReservation
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
 
 _GRACE = 10.0  # seconds for a broker to stop by itself
@@ -160,32 +158,6 @@ _QUIET: Mapping[str, ConfigValue] = {
 }
 
 
-def wait_until_listed(
-    asked: Sequence[NodeAddress],
-    expected: Collection[int],
-    client_config: Mapping[str, ConfigValue],
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> None:
-    """Return when each broker of `asked` serves metadata that lists all of `expected`.
-
-    Args:
-        asked: the brokers to ask.
-        expected: node ids.
-        client_config: how to connect (TLS, SASL), when that is not plain.
-        deadline: of the whole wait.
-        check: called between attempts; raises when waiting has no point any more.
-
-    Raises:
-        DeadlineExceededError: not in time.
-    """
-    for node in asked:
-        while not (_listens(node) and _lists(node, expected, client_config, deadline)):
-            check()
-            deadline.check(f"broker {node.id} of the embedded cluster to list brokers {sorted(expected)}")
-            deadline.pause(_POLL)
-
-
 def _listens(node: NodeAddress) -> bool:
     try:
         socket.create_connection((HOST, node.port), timeout=1.0).close()
@@ -221,7 +193,7 @@ class DevCluster:
         brokers: how many; node ids are 0, 1, …
         data_dir: a folder that is kept, and found again with the same cluster id, ports and data by a later
             start; a temporary one that is removed at the end when not given.
-        extra_properties: `server.properties` of every node, over those of `config.node_properties`.
+        extra_properties: `server.properties` of every node, over those of `storage.node_properties`.
         client_config: how the readiness check connects, when `extra_properties` ask for TLS or SASL.
         log_level: of the brokers' logs: ERROR, WARN, INFO, DEBUG.
         heap_mb: greatest heap of each node, in MiB.
@@ -255,7 +227,7 @@ class DevCluster:
     @property
     def bootstrap(self) -> str:
         """`bootstrap.servers` with all brokers, running or not."""
-        return config.bootstrap([broker.address for broker in self.brokers])
+        return storage.bootstrap([broker.address for broker in self.brokers])
 
     @property
     def supervisor_pid(self) -> int | None:
@@ -266,9 +238,7 @@ class DevCluster:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, timeout: float = _START_TIMEOUT) -> None:
@@ -382,16 +352,19 @@ class DevCluster:
         return True
 
     def _wait_ready(self, asked: Sequence[Broker], deadline: Deadline) -> None:
-        """Wait until each broker of `asked` lists all that run."""
-
-        def check() -> None:
-            for broker in asked:
-                broker.check_alive()
-
+        """Return when each broker of `asked` serves metadata that lists all that run."""
         running = [broker.id for broker in self.brokers if broker.alive and not broker.paused]
         expected = {*running, *(broker.id for broker in asked)}
         try:
-            wait_until_listed([b.address for b in asked], expected, self._client_config, deadline, check)
+            for broker in asked:
+                node = broker.address
+                while not (_listens(node) and _lists(node, expected, self._client_config, deadline)):
+                    for each in asked:
+                        each.check_alive()
+                    deadline.check(
+                        f"broker {node.id} of the embedded cluster to list brokers {sorted(expected)}"
+                    )
+                    deadline.pause(_POLL)
         except DeadlineExceededError as error:
             logs = "\n".join(f"broker {broker.id}:\n{broker.tail(8)}" for broker in asked)
             raise DeadlineExceededError(f"{error.message}; the logs end:\n{logs}") from error

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,25 +29,18 @@ _AFTER_NAME = 19  # index of the start time among the fields of /proc/PID/stat t
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, for as long as it lives.
-
-    Attributes:
-        pid: its number.
-        started: when it was started, in whatever form this system tells it; compared, never interpreted.
-    """
+    """One process, for as long as it lives. ``started`` is compared only: its form is the system's own."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The process that has this number now; None if there is none."""
         started = _started(pid)
         return cls(pid, started) if started else None
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
         return _started(self.pid) == self.started
 
 
@@ -66,15 +59,6 @@ def _started(pid: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker as it was started.
-
-    Attributes:
-        id: Kafka's `node.id`.
-        port: for clients, on loopback.
-        process: its JVM.
-        log: the file with its log.
-    """
-
     id: int
     port: int
     process: ProcessIdentity
@@ -83,14 +67,7 @@ class RunningBroker:
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster in the background.
-
-    Attributes:
-        bootstrap: `bootstrap.servers`.
-        owner: the process that ends the cluster when it ends.
-        brokers: in the order of their ids.
-        data: the data folder; None if it is a temporary one.
-    """
+    """A cluster in the background: it ends with its ``owner``; ``data`` is None for temporary data."""
 
     bootstrap: str
     owner: ProcessIdentity
@@ -99,11 +76,7 @@ class RunningCluster:
 
     @classmethod
     def of(cls, cluster: DevCluster, owner: ProcessIdentity, data: Path | None) -> RunningCluster:
-        """Describe a cluster that was just started.
-
-        Raises:
-            KpsplitError: a broker has ended already.
-        """
+        """Describe a cluster that was just started. Raises KpsplitError: a broker has ended already."""
         brokers = []
         for broker in cluster.brokers:
             process = ProcessIdentity.of(broker.pid) if broker.pid else None
@@ -140,37 +113,30 @@ class RunningCluster:
 
 
 def state_file(folder: Path) -> Path:
-    """The file in `folder`."""
     return folder / "running.json"
 
 
 def run_folder(data: Path | None) -> Path:
-    """Where a cluster's file is: in its data folder, or in the cache folder if it has none; created."""
-    folder = data if data is not None else cache_folder() / "cluster"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder.resolve()
+    """Where a cluster's file is: in its data folder, or in the cache folder if it has none."""
+    return (data or cache_folder() / "cluster").resolve()
 
 
 _LOOK = 1.0  # seconds between looks at whether any broker is left
 _POLL = 0.05  # seconds between looks at another process
 _KILL_AFTER = 30.0  # seconds for an orderly end
+_GRACE = 10.0  # seconds after the limit in which the process itself says what was not ready
 
 
-def serve(brokers: int, data: Path | None, announce: Callable[[RunningCluster], None]) -> None:
-    """Run a cluster in this process until SIGTERM or SIGINT.
-
-    Args:
-        brokers: how many.
-        data: the data folder; a temporary one when None.
-        announce: called once, when the cluster is ready.
-
-    Raises:
-        ConflictError: one runs already.
-        KpsplitError: it cannot start, or all brokers ended.
-    """
+def serve(
+    brokers: int, data: Path | None, timeout: float, announce: Callable[[RunningCluster], None]
+) -> None:
+    """Run a cluster in this process until SIGTERM or SIGINT; it must be ready after ``timeout`` seconds."""
     folder = run_folder(data)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _only_one(folder), DevCluster(brokers, data) as cluster:
+    cluster = DevCluster(brokers, data)
+    with _only_one(folder), ExitStack() as stack:
+        cluster.start(timeout)
+        stack.callback(cluster.stop)
         owner = ProcessIdentity.of(os.getpid())
         assert owner is not None  # for the type checker: this process runs
         running = RunningCluster.of(cluster, owner, data)
@@ -193,6 +159,7 @@ def _wait(cluster: DevCluster) -> None:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "running.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,23 +171,24 @@ def _only_one(folder: Path) -> Iterator[None]:
 
 
 def start_detached(brokers: int, data: Path | None, timeout: float) -> RunningCluster:
-    """Start a cluster that outlives this process, and return when it is ready.
-
-    Raises:
-        ConflictError: one runs already.
-        DeadlineExceededError: not ready within `timeout` seconds.
-        KpsplitError: it cannot start; the message says why.
-    """
+    """Start a cluster that outlives this process, and return when it is ready. Raises as ``serve``."""
     folder = run_folder(data)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / "daemon.log"
-    command = [sys.executable, "-m", "kpsplit.devcluster.daemon", "--brokers", str(brokers)]
-    command += ["--data", str(data.resolve())] if data else []
+    command = [
+        sys.executable,
+        "-m",
+        "kpsplit.devcluster.daemon",
+        f"--brokers={brokers}",
+        f"--timeout={timeout}",
+    ]
+    command += [f"--data={data.resolve()}"] if data else []
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        return _await_ready(process, folder, log, Deadline(timeout))
+        return _await_ready(process, folder, log, Deadline(timeout + _GRACE))
     except BaseException:
         process.terminate()
         raise
@@ -255,11 +223,12 @@ def stop_detached(running: RunningCluster) -> None:
 def main() -> int:
     """Serve with the arguments of the command line; errors are one line on stderr."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--brokers", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
     try:
-        serve(arguments.brokers, arguments.data, announce=lambda running: None)
+        serve(arguments.brokers, arguments.data, arguments.timeout, announce=lambda running: None)
     except KpsplitError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

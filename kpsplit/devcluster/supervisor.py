@@ -144,11 +144,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until the parent is gone; then kill the brokers and remove a temporary folder.
-
-    Args:
-        arguments: the parent's process id; optionally a folder to remove at the end.
-    """
+    """Serve until the parent (its process id) is gone; then kill the brokers and remove the folders."""
     parent, *temporary = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

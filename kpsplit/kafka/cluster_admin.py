@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -17,6 +18,7 @@ from confluent_kafka.admin import (
     ConfigEntry,
     ConfigResource,
     ConfigSource,
+    NewPartitions,
     NewTopic,
     ResourceType,
     TopicMetadata,
@@ -26,11 +28,28 @@ from kpsplit.clock import Deadline, in_thread
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
-from kpsplit.kafka.log_ends import ANSWER_SECONDS, GRACE, ExistsError, LogEnd, LogEndQueries, MissingError
+from kpsplit.kafka.log_ends import (
+    ANSWER_SECONDS,
+    GRACE,
+    ExistsError,
+    HasPartitionsError,
+    LogEnd,
+    LogEndQueries,
+    MissingError,
+    answer_within,
+)
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import Operation
 
-__all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
+__all__ = [
+    "ANSWER_SECONDS",
+    "ClusterAdmin",
+    "LogEnd",
+    "PartitionFacts",
+    "TopicFacts",
+    "answer_within",
+    "no_partition",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,6 @@ class PartitionFacts:
 
     @property
     def in_sync(self) -> bool:
-        """Return whether there is a leader and every replica is in sync."""
         return self.leader is not None and set(self.isr) == set(self.replicas)
 
 
@@ -59,17 +77,14 @@ class TopicFacts:
 
     @property
     def replication(self) -> int:
-        """The smallest replication factor of its partitions."""
         return min((len(p.replicas) for p in self.partitions), default=0)
 
     @property
     def compacted(self) -> bool:
-        """Return whether records are removed by key."""
         return "compact" in self.config.get("cleanup.policy", "")
 
     @property
     def min_insync(self) -> int:
-        """The value of ``min.insync.replicas`` in force."""
         return int(self.config.get("min.insync.replicas", "1"))
 
 
@@ -78,15 +93,10 @@ _ASK_SECONDS = 2.0
 
 
 def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: Deadline) -> None:
-    """Return when each broker's own metadata has the topics, with leaders and every replica in sync.
+    """Return when each broker's own metadata has the topics (partition counts by name), with all in sync.
 
     A producer that asks any broker then finds the new partitions at once. A broker that ends while we wait
     is asked until the deadline: an operation is not begun on a cluster that is losing brokers.
-
-    Args:
-        admin: asks for the brokers.
-        topics: partition count by name.
-        deadline: of the whole wait.
 
     Raises:
         DeadlineExceededError: not in time; the message names the broker that was waited for.
@@ -174,11 +184,9 @@ class Vote:
     """The topics that a broker knows, for those that answered."""
 
     def most_lack(self, topic: str) -> bool:
-        """Return whether most brokers do not know a topic, and none does."""
         return not self._known(topic) and len(self.topics) * 2 > len(self.brokers)
 
     def all_lack(self, topic: str) -> bool:
-        """Return whether each broker has answered, and none knows the topic."""
         return not self._known(topic) and self.topics.keys() == self.brokers
 
     def _known(self, topic: str) -> bool:
@@ -220,7 +228,6 @@ def _named(heard: ClusterMetadata) -> Iterator[int]:
 
 
 def complete(topic: TopicMetadata, partitions: int) -> bool:
-    """Return whether metadata has all partitions of a topic, each with a leader and all replicas in sync."""
     return len(topic.partitions) == partitions and all(
         p.leader >= 0 and set(p.isrs) == set(p.replicas) for p in topic.partitions.values()
     )
@@ -250,32 +257,23 @@ class ClusterAdmin(LogEndQueries):
 
     def find(self, topic: str) -> TopicFacts | None:
         """Return a topic with its settings, None if there is none of that name."""
-        found = self.known(topic)
-        if found is None:
-            return None
-        entries = self._config_entries(topic)
-        return TopicFacts(
-            found.name,
-            found.topic_id,
-            found.partitions,
-            _values(entries),
-            _values({name: e for name, e in entries.items() if _set_on_topic(e)}),
-        )
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        while (found := self.known(topic)) is not None:
+            try:
+                entries = self._described(resource, f"read the settings of topic {topic}")
+            except MissingError:
+                time.sleep(_PAUSE)  # a broker does not know it yet, or it was deleted just now
+                continue
+            explicit = {name: e for name, e in entries.items() if _set_on_topic(e)}
+            return replace(found, config=_values(entries), explicit=_values(explicit))
+        return None
 
     def describe(self, topic: str) -> TopicFacts:
-        """Return a topic with its settings.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Return a topic with its settings; UsageError if there is none of that name."""
         return _there(topic, self.find(topic))
 
     def partition_count(self, topic: str, deadline: Deadline | None = None) -> int:
-        """Return how many partitions a topic has; nobody needs a right on its settings for that.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Return how many partitions a topic has; needs no right on its settings. UsageError if missing."""
         return len(_there(topic, self.known(topic, deadline)).partitions)
 
     def known(self, topic: str, deadline: Deadline | None = None) -> TopicFacts | None:
@@ -360,9 +358,18 @@ class ClusterAdmin(LogEndQueries):
             return False
         return True
 
-    def config(self, topic: str) -> dict[str, str]:
-        """Return the settings of a topic that are in force."""
-        return _values(self._config_entries(topic))
+    def add_partitions(self, topic: str, partitions: int, seconds: float = ANSWER_SECONDS) -> None:
+        """Have a topic grow to so many partitions; nothing happens where it has grown already."""
+        futures = self.client.create_partitions([NewPartitions(topic, partitions)], request_timeout=seconds)
+        with suppress(HasPartitionsError):
+            self.answer(futures[topic], f"add partitions to topic {topic}", seconds, writing=True)
+
+    def elect_preferred(self, places: Iterable[PhysicalPartition], seconds: float) -> None:
+        """Have the first replica of each partition lead it, as far as it is in sync."""
+        # No keyword arguments: with a timeout confluent-kafka 2.16 raises SystemError here.
+        partitions = [TopicPartition(p.topic, p.partition) for p in places]
+        future = self.client.elect_leaders(ElectionType.PREFERRED, partitions)
+        self.answer(future, "elect leaders", seconds, writing=True)
 
     def set_config(self, topic: str, name: str, value: str, seconds: float = ANSWER_SECONDS) -> bool:
         """Set one of a topic's settings; return False if there is no such topic."""
@@ -376,19 +383,8 @@ class ClusterAdmin(LogEndQueries):
         return True
 
     def broker_config(self, broker: int) -> dict[str, str]:
-        """Return the settings of a broker that are in force."""
         resource = ConfigResource(ResourceType.BROKER, str(broker))
         return _values(self._described(resource, f"read the settings of broker {broker}"))
-
-    def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
-        """Return a topic's settings; the broker that is asked may not know the topic yet."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        while True:
-            try:
-                return self._described(resource, f"read the settings of topic {topic}")
-            except MissingError:
-                _there(topic, self.known(topic))
-            time.sleep(_PAUSE)
 
     def _described(self, resource: ConfigResource, what: str) -> dict[str, ConfigEntry]:
         futures = self.client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
@@ -403,7 +399,6 @@ class ClusterAdmin(LogEndQueries):
 
 
 def no_partition(parent: PhysicalPartition, count: int) -> UsageError:
-    """Return the error for a partition that its topic, with so many of them, does not have."""
     return UsageError(
         f"topic {parent.topic} has no partition {parent.partition}",
         hint=f"its partitions are 0 to {count - 1}",
@@ -434,8 +429,6 @@ def allowed_on(admin: ClusterAdmin, topics: Collection[str]) -> dict[str, frozen
     A cluster without an authorizer allows everything. Topics for which the brokers name no operation
     are left out: on one that we see something is allowed.
 
-    Raises:
-        KpsplitError: no answer.
     """
     asked = TopicCollection(sorted(topics))
     futures = admin.client.describe_topics(

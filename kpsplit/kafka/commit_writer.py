@@ -33,7 +33,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId
-from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.kafka.error_map import NO_MEMBER, error_of, translate, translated
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
@@ -52,26 +52,18 @@ GRACE_SECONDS = 2.0
 RETRY_MS = 10
 """A coordinator that still finishes the last transaction is asked again after so long."""
 
-_LOST = {
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.FENCED_INSTANCE_ID,
-    KafkaError.FENCED_MEMBER_EPOCH,
-}
 _ROLE = "commits"
-_MOVED_ON = {
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError.REBALANCE_IN_PROGRESS,
-}
+_MOVED_ON = {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH, KafkaError.REBALANCE_IN_PROGRESS}
 """The group is in another generation than the metadata; both protocols answer the first of these."""
 
 
 class CommitWriter:
     """Commits ranges for one member of a group. Not thread safe: one thread owns it.
 
-    A producer whose broker did not answer a commit, an abort or a request before them is thrown away. The
-    next one takes the same transactional id: so the broker first decides the transaction that was left open,
-    and a request that is still on its way cannot end a later one.
+    A producer whose broker did not answer a commit, an abort or a request before them is thrown away, and
+    so is one whose epoch is over because the brokers ended its transaction. The next one takes the same
+    transactional id: so the broker first decides the transaction that was left open, and a request that is
+    still on its way cannot end a later one.
 
     Args:
         connection: how to reach the cluster.
@@ -109,11 +101,7 @@ class CommitWriter:
         self._producer: Producer | None = None
 
     def open(self, deadline: Deadline) -> None:
-        """Connect and get ready to commit, so that the first commit does not have to.
-
-        Raises:
-            KpsplitError: the brokers cannot be reached, or a right is missing; it can be called again.
-        """
+        """Connect and get ready to commit, so that the first commit does not have to. May be called again."""
         self._ready(deadline)
 
     def commit(
@@ -141,7 +129,8 @@ class CommitWriter:
                 those of the present one the member may commit what it still owns. Otherwise it is no member
                 of the group any more and owns nothing.
             UnknownOutcomeError: read the log to its end: it says whether the commit took effect.
-            KpsplitError: nothing was committed (unreachable, a right is missing, a record was refused).
+            KpsplitError: nothing was committed (unreachable, a right is missing, a record was refused, the
+                brokers ended the transaction).
         """
         if bool(offsets) != (metadata is not None):
             raise InvariantError("a commit without ordinary offsets would not be fenced")
@@ -168,7 +157,6 @@ class CommitWriter:
         return True
 
     def close(self) -> None:
-        """Let go of the producer."""
         self._taking.forget()
         self._producer = None
 
@@ -334,8 +322,11 @@ class _Transaction:
 
 
 def _refused(error: KafkaError | None) -> KpsplitError:
-    """Return the error of a commit that did not take effect."""
-    if error is not None and error.code() in _LOST | _MOVED_ON:
+    """Return kpsplit's error for a refusal; a ``FencedError`` only where the group's membership is over.
+
+    A producer whose epoch is over says nothing of it: the member owns what it owned.
+    """
+    if error is not None and error.code() in NO_MEMBER | _MOVED_ON:
         return FencedError(
             f"could not commit ranges: the group has moved on ({error.name()})",
             hint="what this member does not own any more is processed again by its new owner",

@@ -121,44 +121,15 @@ waits for it any longer (librdkafka: 60 s) does not ask the new leader.
 """
 SOCKET_TIMEOUT = "socket.timeout.ms"
 
-_CONNECTION_PREFIXES = (
-    "security.",
-    "sasl.",
-    "ssl.",
-    "enable.ssl.",
-    "enable.sasl.",
-    "socket.",
-    "broker.address.",
-)
+_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "socket.", "broker.address.")
 _CONNECTION_KEYS = frozenset(
-    {
-        "bootstrap.servers",
-        "metadata.broker.list",
-        "client.dns.lookup",
-        "client.rack",
-        "connections.max.idle.ms",
-        FIRST_PAUSE,
-        LONGEST_PAUSE,
-        SPARSE,
-        "api.version.request",
-        "api.version.request.timeout.ms",
-        "broker.version.fallback",
-        "oauth_cb",
-        "debug",
-        "log_level",
-        "https.ca.location",
-        "https.ca.pem",
-    }
+    f"""bootstrap.servers metadata.broker.list client.dns.lookup client.rack connections.max.idle.ms
+    {FIRST_PAUSE} {LONGEST_PAUSE} {SPARSE} api.version.request api.version.request.timeout.ms
+    broker.version.fallback oauth_cb debug log_level https.ca.location https.ca.pem""".split()
 )
-_SECRET_WORDS = (
-    "password",
-    "passphrase",
-    "secret",
-    "ssl.key.pem",
-    "private.key",
-    "sasl.jaas.config",
-    "oauthbearer.config",
-    "token",
+_SECRET_WORDS = re.compile(
+    r"password|passphrase|secret|ssl\.key\.pem|private\.key|sasl\.jaas\.config|oauthbearer\.config|token",
+    re.I,
 )
 
 FETCH_WAIT_MS = 100
@@ -216,8 +187,7 @@ class Connection:
     def client(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
         ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
-        first = {FIRST_PAUSE: self._first_pause()}
-        given = {**first, **self.properties, AUTO_CREATE: False}
+        given = {FIRST_PAUSE: self._first_pause(), **self.properties, AUTO_CREATE: False}
         return {**given, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
 
     def reader(self, role: str, **extra: Any) -> dict[str, Any]:
@@ -243,11 +213,7 @@ class Connection:
         """
         from confluent_kafka.admin import AdminClient
 
-        calm = {
-            SPARSE: False,
-            LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS),
-            SOCKET_TIMEOUT: ANSWER_MS,
-        }
+        calm = {SPARSE: False, LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS), SOCKET_TIMEOUT: ANSWER_MS}
         return self.follow(AdminClient({**calm, **self.client(role, **extra)}))
 
     def shared_admin(self) -> AdminClient:
@@ -281,9 +247,7 @@ class Connection:
         """Make a consumer of a configuration that ``client`` or ``reader`` began."""
         from kpsplit.kafka.following import FollowingConsumer
 
-        consumer = FollowingConsumer(dict(config))
-        consumer.leave = self._credentials.leave
-        return self.follow(consumer)
+        return self.follow(FollowingConsumer(dict(config), self._credentials.leave))
 
     def follow(self, client: C) -> C:
         """Have a client log in with the credentials of this connection, whenever they change; return it."""
@@ -346,23 +310,20 @@ class AdminUse:
         return client
 
     def close(self) -> None:
-        """Let go of the client."""
         self._client = None
 
 
 def names_brokers(properties: Mapping[str, Any]) -> bool:
-    """Return whether properties say which cluster is meant."""
     return any(properties.get(name) for name in BROKERS_PROPERTIES)
 
 
 def is_connection_property(name: str) -> bool:
     """Return whether a property says how to reach the brokers, rather than what a client does there."""
-    return name in _CONNECTION_KEYS or name.startswith(_CONNECTION_PREFIXES)
+    return name in _CONNECTION_KEYS or name.startswith(_PREFIXES)
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of a property must never be shown."""
-    return any(word in name.lower() for word in _SECRET_WORDS)
+    return _SECRET_WORDS.search(name) is not None
 
 
 def read_properties(path: Path) -> dict[str, str]:
@@ -388,7 +349,6 @@ def line_of(path: Path, name: str) -> int | None:
 
 
 def _assignments(path: Path) -> dict[str, tuple[int, str]]:
-    """Return the values of a file with the numbers of their lines."""
     found: dict[str, tuple[int, str]] = {}
     lines = iter(enumerate(LINE_END.split(_text_of(path)), 1))
     for number, line in lines:

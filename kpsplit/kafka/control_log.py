@@ -8,7 +8,7 @@ from functools import partial
 from secrets import token_hex
 from time import sleep
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import (
@@ -21,7 +21,7 @@ from kpsplit.errors import (
     UsageError,
 )
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import FENCED, error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
@@ -77,7 +77,6 @@ class TakingId:
         return producer
 
     def forget(self) -> None:
-        """Let go of a producer that is not ready."""
         self._opening = None
 
 
@@ -132,7 +131,16 @@ class OperationLog(ClaimedLog):
         self._parent = parent
         self._place = control_partition(parent)
         self._tail = ControlTail(connection, {control_partition(None), self._place})
-        self._taking = TakingId(partial(_operators_producer, connection, parent))
+        make = partial(
+            connection.open_producer,
+            "operator",
+            transactional_id=operator_transactional_id(parent),
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            linger_ms=0,
+            # Connect to the leader of the offset log now: connecting at the commit would be pause.
+            enable_sparse_connections=False,
+        )
+        self._taking = TakingId(make)
         self._producer: Producer | None = None
         self._offsets_partitions = 0
         self._claims: list[Claim] = []
@@ -145,7 +153,6 @@ class OperationLog(ClaimedLog):
         self._open_announcer()
 
     def lease_seconds(self) -> float:
-        """Return the length of the producers' lease."""
         return self._tail.view.settings.lease_ms / 1000
 
     def peek(self, deadline: Deadline) -> PartitionState:
@@ -161,14 +168,8 @@ class OperationLog(ClaimedLog):
         """Read the announcements; before the state that the first claim is about none counts."""
         if self._claims_tail is None:
             begin = self._tail.offsets.get(self._parent, 0)
-            self._claims_tail = LogTail(
-                self._connection,
-                CONTROL_TOPIC,
-                self._fold_claim,
-                (self._place,),
-                everything=True,
-                begin=begin,
-            )
+            what = self._connection, CONTROL_TOPIC, self._fold_claim, (self._place,)
+            self._claims_tail = LogTail(*what, everything=True, begin=begin)
         self._claims_tail.read_to_end(deadline)
         return self._claims
 
@@ -221,7 +222,7 @@ class OperationLog(ClaimedLog):
             self._producer = self._taking.take(deadline)
         except KafkaException as exception:
             what = f"claim {self._parent} as {operator_transactional_id(self._parent)}"
-            raise translate(error_of(exception), what) from exception
+            raise _refused(error_of(exception), what) from exception
         if self._offsets_partitions:
             self._learn_leaders(self._producer, deadline)
 
@@ -233,7 +234,6 @@ class OperationLog(ClaimedLog):
         self._tail.read_to({self._place: end}, Deadline(max(deadline.left(), patience)))
 
     def close(self) -> None:
-        """Let go of the claim and end the clients."""
         with suppress(KpsplitError):
             self._withdraw()
         if self._claims_tail is not None:
@@ -260,7 +260,6 @@ class OperationLog(ClaimedLog):
         return len(found.partitions)
 
     def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
-        """Write one transaction; return the offset of the control record."""
         deadline.check(f"the {event.kind} of {self._parent}")
         producer = self._producer
         if producer is None:
@@ -278,13 +277,12 @@ class OperationLog(ClaimedLog):
         try:
             producer.begin_transaction()
             for topic, partition, key, value in records:
-                callback = _keep_offset(offsets) if topic == CONTROL_TOPIC else None
-                producer.produce(topic, value, key, partition, callback)
+                report = _kept(offsets) if topic == CONTROL_TOPIC else None
+                producer.produce(topic, value, key, partition, report)
             producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
             self._destroy()
-            error = error_of(exception)
-            translated = translate(error, what, writing=True)
+            translated = _refused(error_of(exception), what, writing=True)
             if isinstance(translated, FencedError | UnknownOutcomeError | AuthorizationError):
                 raise translated from exception
             raise UnknownOutcomeError(translated.message) from exception
@@ -303,22 +301,18 @@ class OperationLog(ClaimedLog):
         return [(OFFSETS_TOPIC, partition, b.key, b.encode()) for b in boundaries(after)]
 
     def _destroy(self) -> None:
-        """Never reuse a producer after a commit that did not succeed: a late EndTxn could hit a later one."""
+        """A producer is never used again after a commit that failed: a late EndTxn could hit a later one."""
         self._producer = None
 
 
-def _operators_producer(connection: Connection, parent: PhysicalPartition) -> Producer:
-    return connection.open_producer(
-        "operator",
-        transactional_id=operator_transactional_id(parent),
-        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-        linger_ms=0,
-        # Connect to the leader of the offset log now: connecting at the commit would be pause.
-        enable_sparse_connections=False,
-    )
+def _refused(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
+    """Return kpsplit's error for one of the holder's producer, whose id only operators take."""
+    if error is not None and error.code() in FENCED:
+        return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
+    return translate(error, what, writing=writing)
 
 
-def _keep_offset(offsets: list[int]) -> Callable[[object, Message], None]:
+def _kept(offsets: list[int]) -> Callable[[object, Message], None]:
     def report(error: object, message: Message) -> None:
         offset = message.offset()
         if error is None and offset is not None:

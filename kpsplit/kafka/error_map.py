@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.errors import (
     AuthorizationError,
-    FencedError,
     KpsplitError,
     UnknownOutcomeError,
     UnreachableError,
@@ -43,12 +42,18 @@ _RIGHT_TO = (
     ("set ", "AlterConfigs"),
 )
 """Which right on a topic an action needs, by how the action is worded; the first that fits."""
-_FENCED = {
+FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
 }
+"""The producer's epoch is over: the brokers ended its transaction, or another has its transactional id.
+
+What that means the owner of the id knows; of a group's membership it says nothing.
+"""
+NO_MEMBER = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH}
+"""The group has no such member any more: what it owned is, or will be, another's."""
 _UNREACHABLE = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._TRANSPORT,
@@ -106,19 +111,22 @@ def error_of(exception: KafkaException | KafkaError) -> KafkaError | None:
     return first if isinstance(first, KafkaError) else None
 
 
+def is_one_of(exception: BaseException, codes: Collection[int]) -> bool:
+    """Return whether the client library raised an error with one of these codes."""
+    error = error_of(exception) if isinstance(exception, KafkaException) else None
+    return error is not None and error.code() in codes
+
+
 def is_late(exception: BaseException) -> bool:
     """Return whether there was no answer in time, which says nothing about the next question."""
-    error = error_of(exception) if isinstance(exception, KafkaException) else None
-    return isinstance(exception, TimeoutError) or (error is not None and error.code() in _TIMEOUTS)
+    return isinstance(exception, TimeoutError) or is_one_of(exception, _TIMEOUTS)
 
 
 def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
     """Return kpsplit's error for one of librdkafka's.
 
-    Args:
-        error: what the library said.
-        what: what was being done, in the infinitive (``create topic orders.split-3-1``).
-        writing: a write was under way: a timeout then means that its outcome is unknown.
+    ``what`` was being done, in the infinitive (``create topic orders.split-3-1``). ``writing``: a timeout
+    means that the outcome of a write is unknown.
     """
     if error is None:
         return KpsplitError(f"could not {what}")
@@ -126,11 +134,15 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     text = f"could not {what}: {error.str() or error.name()}"
     if code in _RIGHTS:
         return AuthorizationError(f"could not {what}: missing {_right(code, what)}", hint=RIGHTS_HINT)
-    if code in _FENCED:
-        return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
+    if code in FENCED:
+        return UnreachableError(
+            f"could not {what}: the transaction was ended by the brokers",
+            hint="it took too long, or another client has its transactional id: retry",
+            retriable=True,
+        )
     if code in _TIMEOUTS and writing:
         return UnknownOutcomeError(f"{text} (outcome unknown)")
-    if code in _UNREACHABLE or code in _TIMEOUTS:
+    if code in _UNREACHABLE | _TIMEOUTS:
         return UnreachableError(
             f"could not {what}: the brokers cannot be reached",
             hint="check -b/--bootstrap-server, the network and the security settings",

@@ -14,12 +14,12 @@ import confluent_kafka
 class FollowingConsumer(confluent_kafka.Consumer):
     """A consumer that gets no new credentials once it begins to close: the library does not guard that."""
 
-    leave: Callable[[Any], None] | None = None
+    def __init__(self, config: dict[str, Any], leave: Callable[[Any], None]) -> None:
+        super().__init__(config)
+        self._leave = leave
 
     def close(self) -> None:
-        """Leave, and close."""
-        if self.leave is not None:
-            self.leave(self)
+        self._leave(self)
         super().close()
 
 

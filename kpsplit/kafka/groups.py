@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
+    ConsumerGroupType,
     KafkaError,
     KafkaException,
 )
@@ -21,16 +22,17 @@ from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
+from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate, translated
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
-from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_number, slot_range
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
 from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC
+
+T = TypeVar("T")
 
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""
@@ -60,61 +62,103 @@ class Members:
     settled: bool
     """No rebalance is going on, so ``assigned`` is all there is."""
     assigned: dict[PhysicalPartition, Owner]
+    kept: frozenset[PhysicalPartition] = frozenset()
+    """What the members of a classic group had when they joined its present generation, where that was asked.
+
+    Between the two rebalances that move a partition (KIP-429) such a group is stable, the partition is
+    assigned to nobody, and the member that has to release it may still work on what it read there.
+    """
+
+    @property
+    def state(self) -> str:
+        """Return ``empty``, ``stable``, or ``in rebalance``: who owns what is being decided."""
+        return ("stable" if self.settled else "in rebalance") if self.active else "empty"
 
     def nobody_on(self, place: PhysicalPartition) -> bool:
-        """Return whether for certain no member owns a partition, or still works on what it read there."""
-        return self.active and self.settled and place not in self.assigned
+        """Return whether for certain no member owns a partition, or still works on what it read there.
+
+        With the protocol ``consumer`` a group is not settled while a member has something to release. Of a
+        classic group only ``kept`` tells.
+        """
+        return self.active and self.settled and place not in self.assigned and place not in self.kept
 
     def on(self, topics: Iterable[str]) -> bool:
-        """Return whether a member owns something of these topics, or may be about to."""
         wanted = set(topics)
         return self.active and (not self.settled or any(p.topic in wanted for p in self.assigned))
 
 
-def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS) -> Members:
+def describe_members(
+    admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS, *, kept: bool = False
+) -> Members:
     """Return the members of a group; none if there is no such group.
 
-    Raises:
-        KpsplitError: the coordinator could not be asked.
+    ``kept``: ask a classic group also for what its members had when they joined.
     """
-    what = f"describe group {group}"
-    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups(
-        [group], request_timeout=COORDINATOR_LIMIT_SECONDS
-    )
-    try:
-        found = _answered(admin, futures[group], what, seconds)
-    except KafkaException as exception:
-        error = error_of(exception)
-        if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return Members(False, True, {})
-        raise translate(error, what) from exception
+    limit = Deadline(seconds)
+    found = _at_rest(lambda: _described(admin, group, limit), limit)
+    if found is None:
+        return Members(False, True, {})
     assigned = {
         PhysicalPartition(place.topic, place.partition): Owner(m.member_id, m.client_id, m.host.lstrip("/"))
         for m in found.members
         for place in (m.assignment.topic_partitions if m.assignment else ())
     }
     active = found.state not in WITHOUT_MEMBERS
-    return Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
+    members = Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
+    if kept and active and members.settled and found.type is not ConsumerGroupType.CONSUMER:
+        return _at_rest(lambda: _classic_members(admin, group, max(_PAUSE, limit.left()), members), limit)
+    return members
 
 
-def owners(
-    members: Members, parent: PhysicalPartition, enrolment: Enrolment | None
-) -> list[tuple[KeyRange, Owner]]:
-    """Return which member owns which key range of a logical partition, neighbours of one owner joined."""
-    if enrolment is None or enrolment.slots is None:
-        whole = members.assigned.get(parent)
-        return [(WHOLE, whole)] if whole else []
-    found: list[tuple[KeyRange, Owner]] = []
-    for index in range(enrolment.slots):
-        number = slot_number(parent.partition, index, enrolment.slots)
-        owner = members.assigned.get(PhysicalPartition(slots_topic(parent.topic), number))
-        range_ = slot_range(index, enrolment.slots)
-        if owner is None:
-            continue
-        if found and found[-1][1] == owner and found[-1][0].hi == range_.lo:
-            range_ = KeyRange(found.pop()[0].lo, range_.hi)
-        found.append((range_, owner))
-    return found
+def _described(admin: ClusterAdmin, group: str, limit: Deadline) -> Any:
+    """Return what the coordinator says about a group, None if there is no such group."""
+    what = f"describe group {group}"
+    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups(
+        [group], request_timeout=COORDINATOR_LIMIT_SECONDS
+    )
+    try:
+        return _answered(admin, futures[group], what, limit.left())
+    except KafkaException as exception:
+        if is_one_of(exception, {KafkaError.GROUP_ID_NOT_FOUND}):
+            return None
+        raise translate(error_of(exception), what) from exception
+
+
+def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: Members) -> Members:
+    """Return the members of a classic group, with what each had when it joined, in one answer.
+
+    Asked by means of kafka-python: librdkafka does not give what members say when they join. Where it cannot
+    be given the settings, ``members`` is all that is known.
+    """
+    what = f"describe group {group}"
+    try:
+        answers = ask_kafka_python(
+            admin.connection.properties, "kpsplit-groups", seconds, lambda c: c.describe_groups([group])
+        )
+    except NotExpressibleError:
+        return members
+    except KafkaPythonError as error:
+        raise _refused(what, error.kind, right="Describe") from None
+    found = answers[group]
+    if found["error"] is not None:
+        raise UnreachableError(f"could not {what}: {found['error']}", hint="retry", retriable=True)
+    assigned: dict[PhysicalPartition, Owner] = {}
+    kept: set[PhysicalPartition] = set()
+    readable = True
+    for member in found["members"]:
+        owner = Owner(member["member_id"], member["client_id"], member["client_host"].lstrip("/"))
+        joined, given = member["member_metadata"], member["member_assignment"]
+        assigned |= dict.fromkeys(_places(given, "assigned_partitions"), owner)
+        kept |= _places(joined, "owned_partitions")
+        readable = readable and not isinstance(joined, bytes) and not isinstance(given, bytes)
+    stable = found["group_state"] == "Stable"
+    return Members(True, stable and readable, assigned, frozenset(kept))
+
+
+def _places(told: Any, name: str) -> set[PhysicalPartition]:
+    """Return the partitions in what a member said or was told; none where it has none, or was not decoded."""
+    listed = told.get(name) if isinstance(told, dict) else None
+    return {PhysicalPartition(p["topic"], number) for p in listed or () for number in p["partitions"]}
 
 
 COORDINATOR_LIMIT_SECONDS = 3600.0
@@ -154,8 +198,7 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
         AuthorizationError: groups may be hidden from us.
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
-    groups = sorted(g.group_id for g in _all(admin, deadline))
-    _check_none_is_hidden(admin, deadline)
+    groups = group_names(admin, deadline)
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
         deadline.check("the positions of the consumer groups")
@@ -163,12 +206,20 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
     return {group: positions for group, positions in found.items() if positions}
 
 
-def positions_of(admin: ClusterAdmin, group: str) -> Positions:
-    """Return the ordinary committed offsets of one group; none if there is no such group.
+def group_names(admin: ClusterAdmin, deadline: Deadline) -> list[str]:
+    """Return the names of all groups that brokers know: those with members or ordinary offsets.
 
     Raises:
-        KpsplitError: the coordinator could not be asked.
+        AuthorizationError: groups may be hidden from us.
+        KpsplitError: it is not certain that these are all.
     """
+    names = sorted(g.group_id for g in _all(admin, deadline))
+    _check_none_is_hidden(admin, deadline)
+    return names
+
+
+def positions_of(admin: ClusterAdmin, group: str) -> Positions:
+    """Return the ordinary committed offsets of one group; none if there is no such group."""
     return _positions(admin, [group]).get(group, {})
 
 
@@ -202,7 +253,7 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
         )
     except NotExpressibleError as error:
         hint = "kafka-consumer-groups.sh --delete-offsets does it"
-        raise KpsplitError(f"could not {what}: kafka-python cannot be given {error}", hint=hint) from None
+        raise KpsplitError(f"could not {what}: {error}", hint=hint) from None
     except KafkaPythonError as error:
         if error.kind is errors.GroupIdNotFoundError:
             return
@@ -223,7 +274,7 @@ def _refused(what: str, kind: type[BaseException], right: str = "Delete") -> Kps
         return UnreachableError(f"could not {what}: no answer in time")
     if name in ("NonEmptyGroupError", "GroupSubscribedToTopicError"):
         return ConflictError(f"could not {what}: it has members", hint="stop them, then retry")
-    return KpsplitError(f"could not {what} ({name})")
+    return KpsplitError(f"could not {what} ({name})", retriable=getattr(kind, "retriable", False))
 
 
 def range_commits(
@@ -275,11 +326,6 @@ def proven_positions(
     right on the group itself. A member commits both in one transaction. So both count for a group that
     brokers know on the topic, and an ordinary offset that is missing is *not drained*. Brokers forget a group
     that has stopped (``offsets.retention.minutes``): then the range commits count alone.
-
-    Args:
-        ordinary: the committed positions of every group.
-        fold: the range commits of every group.
-        state: a fresh state.
     """
     found = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state))}
     for group, by_range in positions_by_range_commits(fold, state).items():
@@ -345,7 +391,7 @@ def _all(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
     limit = Deadline(min(ANSWER_SECONDS, deadline.left()))
     while True:
         leaders = _coordinators(admin, deadline)
-        listed = _listed(admin)
+        listed = _at_rest(lambda: _listed(admin), limit)
         if None not in leaders and _coordinators(admin, deadline) == leaders:
             return listed
         if limit.expired():
@@ -365,7 +411,6 @@ def _coordinators(admin: ClusterAdmin, deadline: Deadline) -> list[int | None]:
 
 
 def _listed(admin: ClusterAdmin) -> list[Any]:
-    """Return the groups of the partitions that have a leader."""
     with translated("list the consumer groups"):
         try:
             future = admin.client.list_consumer_groups(request_timeout=ANSWER_SECONDS)
@@ -385,7 +430,8 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
     """
     what = f"read the positions of group {groups[0]}" if len(groups) == 1 else "read the positions of groups"
     limit = Deadline(ANSWER_SECONDS)
-    while True:
+
+    def ask() -> dict[str, Positions]:
         try:
             answers = ask_kafka_python(
                 admin.connection.properties,
@@ -394,37 +440,44 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
                 lambda client: client.list_group_offsets(groups),
             )
         except NotExpressibleError:
-            asked = {group: _ask(admin, group) for group in groups}
-            return {group: _answer(admin, group, future) for group, future in asked.items()}
+            return {group: _by_librdkafka(admin, group) for group in groups}
         except KafkaPythonError as error:
-            if not getattr(error.kind, "retriable", False) or limit.left() <= _PAUSE:
-                raise _refused(what, error.kind, right="Describe") from None
-            time.sleep(_PAUSE)  # the coordinator moves, or reads its log
-        else:
-            return {group: _known(offsets.items()) for group, offsets in answers.items()}
+            raise _refused(what, error.kind, right="Describe") from None
+        return {group: _known(offsets.items()) for group, offsets in answers.items()}
+
+    return _at_rest(ask, limit)
+
+
+def _at_rest(ask: Callable[[], T], limit: Deadline) -> T:
+    """Return what coordinators answer, asked again while one moves or reads its log, as one that starts does.
+
+    Raises:
+        KpsplitError: they refused, or did not come to rest in time.
+    """
+    while True:
+        try:
+            return ask()
+        except KpsplitError as error:
+            if not error.retriable or limit.left() <= _PAUSE:
+                raise
+        time.sleep(_PAUSE)
 
 
 def _known(offsets: Iterable[tuple[Any, Any]]) -> Positions:
     return {PhysicalPartition(p.topic, p.partition): at.offset for p, at in offsets if at.offset >= 0}
 
 
-def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
-    request = [ConsumerGroupTopicPartitions(group)]
-    answers: dict[str, Future[Any]] = admin.client.list_consumer_group_offsets(
-        request, request_timeout=COORDINATOR_LIMIT_SECONDS
-    )
-    return answers[group]
-
-
-def _answer(admin: ClusterAdmin, group: str, future: Future[Any]) -> Positions:
+def _by_librdkafka(admin: ClusterAdmin, group: str) -> Positions:
     what = f"read the positions of group {group}"
+    futures: dict[str, Future[Any]] = admin.client.list_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(group)], request_timeout=COORDINATOR_LIMIT_SECONDS
+    )
     try:
-        answer = _answered(admin, future, what, ANSWER_SECONDS)
+        answer = _answered(admin, futures[group], what, ANSWER_SECONDS)
     except KafkaException as exception:
-        error = error_of(exception)
-        if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+        if is_one_of(exception, {KafkaError.GROUP_ID_NOT_FOUND}):
             return {}
-        raise translate(error, what) from exception
+        raise translate(error_of(exception), what) from exception
     for place in answer.topic_partitions or []:
         if place.error is not None:
             raise KpsplitError(f"could not {what}: {place.error.str()}")
@@ -432,6 +485,5 @@ def _answer(admin: ClusterAdmin, group: str, future: Future[Any]) -> Positions:
 
 
 def groups_of(positions: Mapping[str, Positions], topics: Iterable[str]) -> set[str]:
-    """Return the groups that have a position in one of the topics."""
     wanted = set(topics)
     return {group for group, known in positions.items() if any(p.topic in wanted for p in known)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kpsplit.clock import AbandonedError, bounded
+from kpsplit.clock import AbandonedError, Deadline, bounded
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.log_ends import ANSWER_SECONDS
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ _FAILURES = (OSError, ValueError, ImportError, AttributeError, LookupError, Type
 """What kafka-python raises besides its own errors where a setting, library or answer is not as it expects."""
 
 
-class NotExpressibleError(Exception):
+class NotExpressibleError(KpsplitError):
     """These settings cannot be said to kafka-python; the message names the property, never its value."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"kafka-python cannot be given {name}")
 
 
 class KafkaPythonError(Exception):
@@ -128,6 +132,30 @@ def _servers(properties: Mapping[str, Any]) -> list[str]:
     """Return the brokers without the protocol that librdkafka allows before each (``SSL://host:9093``)."""
     listed = str(properties.get("bootstrap.servers") or properties.get("metadata.broker.list") or "")
     return [server.strip().rpartition("://")[2] for server in listed.split(",") if server.strip()]
+
+
+def reassign(connection: Connection, lists: Mapping[PhysicalPartition, list[int]], limit: Deadline) -> None:
+    """Set replica lists.
+
+    Raises:
+        KpsplitError: it could not be done, or kafka-python cannot be given these security settings.
+    """
+    from kafka import TopicPartition as Place
+
+    seconds = max(0.5, min(ANSWER_SECONDS, limit.left()))
+    asked = {Place(p.topic, p.partition): brokers for p, brokers in lists.items()}
+    try:
+        results = ask_kafka_python(
+            connection.properties,
+            "kpsplit-reassign",
+            seconds,
+            lambda client: client.alter_partition_reassignments(asked, timeout_ms=int(seconds * 1000)),
+        )
+    except KafkaPythonError as error:
+        raise KpsplitError(f"replica lists cannot be set ({error})") from None
+    refused = {error.__name__ for error in results.values() if error is not None}
+    if refused:
+        raise KpsplitError(f"replica lists cannot be set ({', '.join(sorted(refused))})")
 
 
 _SECONDS = 6.0

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -25,14 +25,28 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kpsplit.clock import monotonic
-from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UnreachableError
+from kpsplit.clock import Deadline, monotonic
+from kpsplit.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    ConflictError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UsageError,
+)
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import MISSING, error_of, translate
+from kpsplit.kafka.error_map import MISSING, error_of, is_one_of, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ANSWER_SECONDS = 8.0
 """How long any one answer may take: unreachable brokers must be an error within 10 s."""
+
+
+def answer_within(deadline: Deadline) -> float:
+    """Return how long one answer may take of what is left of a call."""
+    return max(0.1, min(ANSWER_SECONDS, deadline.left()))
+
 
 GRACE = 0.5
 """Seconds for which an answer is waited for beyond the time that the brokers were given."""
@@ -72,19 +86,21 @@ class AdminAnswers:
         """Wait for an answer and return it.
 
         Raises:
-            MissingError: there is no such topic. ExistsError: there is one already.
-            KpsplitError: refused, or no answer in time; ``writing``: something may have been changed then.
+            MissingError, ExistsError, HasPartitionsError: see there.
+            UnknownOutcomeError: no answer in time where something is ``writing``. KpsplitError: refused.
         """
         try:
             found = future.result(seconds + GRACE)
         except TimeoutError:
-            raise UnreachableError(f"could not {what}: no answer in time") from None
+            text = f"could not {what}: no answer in time"
+            if writing:
+                raise UnknownOutcomeError(f"{text} (outcome unknown)") from None
+            raise UnreachableError(text) from None
         except KafkaException as exception:
             error = error_of(exception)
-            if error is not None and error.code() in MISSING:
-                raise MissingError from exception
-            if error is not None and error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                raise ExistsError from exception
+            kind = _SETTLED.get(error.code()) if error else None
+            if kind is not None:
+                raise kind(translate(error, what).message) from exception
             raise self.explained(error, what, writing=writing) from exception
         self._trouble.refusal = ""  # some broker may have refused us; the one that was asked does not
         return found
@@ -119,12 +135,24 @@ class _Trouble:
             self.refusal = "TLS failed" if error.code() == KafkaError._SSL else "authentication failed"
 
 
-class MissingError(Exception):
+class MissingError(UsageError):
     """There is no such topic or partition."""
 
 
-class ExistsError(Exception):
+class ExistsError(ConflictError):
     """There is such a topic already."""
+
+
+class HasPartitionsError(ConflictError):
+    """The topic has as many partitions already, or more."""
+
+
+_SETTLED = {
+    **dict.fromkeys(MISSING, MissingError),
+    KafkaError.TOPIC_ALREADY_EXISTS: ExistsError,
+    KafkaError.INVALID_PARTITIONS: HasPartitionsError,
+}
+"""Refusals that each caller knows what to do about."""
 
 
 class LostAnswerError(TimeoutError):
@@ -185,26 +213,13 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
         except (LostAnswerError, KafkaException) as exception:
             if monotonic() >= end:
                 raise
-            if not _is_gone(exception):
-                if looked or not _is_forgotten(exception) or not exists(admin, topic):
+            if not isinstance(exception, LostAnswerError) and not is_one_of(exception, _MOVING):
+                # The client itself may just not know the partition.
+                if looked or not is_one_of(exception, _FORGOTTEN) or not exists(admin, topic):
                     raise
                 looked = True
         time.sleep(_PAUSE)
         learn_leaders(admin, topic, end - monotonic())
-
-
-def _is_gone(exception: LostAnswerError | KafkaException) -> bool:
-    """Return whether the leader that was asked may be another one by now."""
-    if isinstance(exception, LostAnswerError):
-        return True
-    error = error_of(exception)
-    return error is not None and error.code() in _MOVING
-
-
-def _is_forgotten(exception: LostAnswerError | KafkaException) -> bool:
-    """Return whether the client itself may just not know the partition."""
-    error = error_of(exception) if isinstance(exception, KafkaException) else None
-    return error is not None and error.code() in _FORGOTTEN
 
 
 def exists(admin: AdminClient, topic: str) -> bool | None:
@@ -215,20 +230,14 @@ def exists(admin: AdminClient, topic: str) -> bool | None:
     futures = admin.describe_topics(TopicCollection([topic]), request_timeout=_LOOK_SECONDS)
     try:
         futures[topic].result(_LOOK_SECONDS)
-    except KafkaException as exception:
-        error = error_of(exception)
-        return False if error is not None and error.code() in MISSING else None
-    except TimeoutError:
-        return None
+    except (KafkaException, TimeoutError) as exception:
+        return False if is_one_of(exception, MISSING) else None
     return True
 
 
 def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
-    """Make the client forget leaders that it remembers."""
-    try:
+    with suppress(KafkaException):  # the next answer shows it
         admin.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
-    except KafkaException:
-        return  # the next answer shows it
 
 
 OFFSET_REQUEST_SECONDS = 5.0
@@ -264,7 +273,6 @@ class EndRequest:
         )
 
     def done(self) -> bool:
-        """Return whether the answer is there."""
         return all(future.done() for future in self._futures.values())
 
     def answer(self) -> dict[int, int]:
@@ -316,9 +324,8 @@ def answered(topic: str) -> Iterator[None]:
     except TimeoutError:
         raise UnreachableError(f"could not {what} in time") from None
     except KafkaException as exception:
-        error = error_of(exception)
-        if error is None or error.code() != KafkaError._NOENT:
-            raise translate(error, what) from exception
+        if not is_one_of(exception, {KafkaError._NOENT}):
+            raise translate(error_of(exception), what) from exception
         hint = "if there is no such topic, run: kpsplit init"
         raise UnreachableError(f"{topic} has no leader", hint=hint) from exception
 
@@ -373,9 +380,19 @@ class LogEndQueries(AdminAnswers):
     def offsets_at(
         self, places: Iterable[PhysicalPartition], timestamp_ms: int
     ) -> dict[PhysicalPartition, int]:
-        """Return the first offset of each log whose record is that young; logs without one are left out."""
+        """Return the first offset of each log whose record is that young; logs without one are left out.
+
+        Raises:
+            UnreachableError: one of the logs, which are all there, is unknown to the broker that was asked.
+        """
         spec: OffsetSpec = OffsetSpec.for_timestamp(timestamp_ms)
-        found = self._list_offsets(places, spec, IsolationLevel.READ_COMMITTED, ANSWER_SECONDS)
+        asked = list(places)
+        found = self._list_offsets(asked, spec, IsolationLevel.READ_COMMITTED, ANSWER_SECONDS)
+        for place in asked:
+            if place not in found:
+                raise UnreachableError(
+                    f"the brokers do not agree on whether there is a log {place}", hint="retry"
+                )
         return {place: result.offset for place, result in found.items() if result.offset >= 0}
 
     def _offsets(
@@ -441,19 +458,13 @@ class LogEndQueries(AdminAnswers):
         except TimeoutError:
             raise UnreachableError(f"could not {what}: no answer in time") from None
         except KafkaException as exception:
-            error = error_of(exception)
-            if error is not None and self._is_missing(asked.topic, error):
+            # Where none of the partitions that are asked for exists librdkafka says that it found no leaders.
+            no_leaders = is_one_of(exception, {KafkaError._NOENT})
+            if is_one_of(exception, MISSING) or (no_leaders and exists(self.client, asked.topic) is False):
                 return None
-            raise self.explained(error, what) from exception
-
-    def _is_missing(self, topic: str, error: KafkaError) -> bool:
-        """Return whether an error says that there is no such partition.
-
-        Where none of those that are asked for is there librdkafka says only that it found no leaders.
-        """
-        if error.code() == KafkaError._NOENT:
-            return exists(self.client, topic) is False
-        return error.code() in MISSING
+            if no_leaders:  # a new topic, or nobody said in time whether there is one: it may be asked again
+                raise UnreachableError(f"could not {what}: it has no leader now") from exception
+            raise self.explained(error_of(exception), what) from exception
 
     def _ask_offsets(
         self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, end: float

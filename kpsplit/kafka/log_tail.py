@@ -64,7 +64,6 @@ class LogTail:
         self.follow(partitions)
 
     def follow(self, partitions: Iterable[int]) -> None:
-        """Follow these partitions too."""
         new = sorted(set(partitions) - self._positions.keys())
         if new:
             self._consumer.incremental_assign([TopicPartition(self._topic, p, self._begin) for p in new])
@@ -100,12 +99,9 @@ class LogTail:
         Waits up to a second for the leaders before the first question and after one that failed: a client
         that is asked before it knows any leader may look for one only seconds later.
         """
-        return self._ask(self._isolation, seconds)
-
-    def _ask(self, isolation: IsolationLevel, seconds: float) -> EndRequest:
         if self._asked is None or self._asked.failed:
             learn_leaders(self._admin(), self._topic, seconds)
-        self._asked = EndRequest(self._admin(), self._topic, self._positions, isolation, seconds)
+        self._asked = EndRequest(self._admin(), self._topic, self._positions, self._isolation, seconds)
         return self._asked
 
     def read_to(self, ends: Mapping[int, int], deadline: Deadline) -> None:
@@ -119,12 +115,10 @@ class LogTail:
             self.poll(min(_POLL_SECONDS, deadline.left()))
 
     def read_to_end(self, deadline: Deadline) -> None:
-        """Hand over everything that was there when the call began (decided then, if ``decided``).
-
-        Raises:
-            DeadlineExceededError: not in time. KpsplitError: the topic cannot be read.
-        """
-        self.read_to(self._ends(self._isolation, deadline), deadline)
+        """Hand over everything that was there when the call began (decided then, if ``decided``)."""
+        with answered(self._topic):
+            ends = self._ends(deadline)
+        self.read_to(ends, deadline)
 
     def read_each(self, partitions: Collection[int], deadline: Deadline) -> dict[int, KpsplitError]:
         """Hand over what was there in some of the followed partitions when the call began.
@@ -164,15 +158,11 @@ class LogTail:
         name = self._topic if partition is None else f"{self._topic}/{partition}"
         return f"{name} to be read to its end (an open transaction may hold it up)"
 
-    def _ends(self, isolation: IsolationLevel, deadline: Deadline) -> dict[int, int]:
-        with answered(self._topic):
-            return self._ends_in_time(isolation, deadline)
-
-    def _ends_in_time(self, isolation: IsolationLevel, deadline: Deadline) -> dict[int, int]:
+    def _ends(self, deadline: Deadline) -> dict[int, int]:
         """Ask where the log ends, as often as there is time: a question is lost while the client connects."""
 
         def ask(seconds: float) -> dict[int, int]:
-            return self._ask(isolation, seconds).answer()
+            return self.ask_end(seconds).answer()
 
         while True:
             seconds = max(min(OFFSET_REQUEST_SECONDS, deadline.left()), MIN_REQUEST_SECONDS)
@@ -184,7 +174,6 @@ class LogTail:
                 learn_leaders(self._admin(), self._topic, deadline.left())
 
     def close(self) -> None:
-        """End the consumer, and let go of the admin client."""
         self._consumer.close()
         self._admin.close()
 
@@ -207,10 +196,9 @@ class LogTail:
         self._positions[partition] = max(self._positions[partition], offset)
 
     def _hand_over(self, message: Message) -> None:
-        """Fold a record. After one of a newer version nothing is read again: it would be guessing."""
         try:
             self._fold(message)
-        except FutureVersionError as error:
+        except FutureVersionError as error:  # nothing is read again after it: it would be guessing
             self._stopped = error
             raise
 

@@ -80,26 +80,21 @@ class LogicalMessage(Message):
     _parent: PhysicalPartition
 
     def topic(self) -> str:
-        """Return the logical partition's topic."""
         return self._parent.topic
 
     def partition(self) -> int:
-        """Return the logical partition's number."""
         return self._parent.partition
 
     def offset(self) -> int:
-        """Return the logical offset; None in a delivery report whose place librdkafka does not know."""
         at = self._raw.offset()
         return None if at is None else self._segment.logical(at)  # type: ignore[return-value]
 
     @property
     def segment(self) -> int:
-        """The id of the segment that holds the record."""
         return self._segment.id
 
     @property
     def epoch(self) -> int:
-        """The epoch that opened the segment."""
         return self._segment.opened_epoch
 
     def source(self) -> tuple[str, int, int]:
@@ -107,79 +102,61 @@ class LogicalMessage(Message):
         return self._segment.source.topic, self._segment.source.partition, self._raw.offset() or 0
 
     def error(self) -> Any:
-        """Return the wrapped message's error."""
         return self._raw.error()
 
     def key(self) -> Any:
-        """Return the record's key."""
         return self._raw.key()
 
     def value(self) -> Any:
-        """Return the record's value."""
         return self._raw.value()
 
     def headers(self) -> Any:
-        """Return the record's headers, without kpsplit's stamp."""
         headers = headers_of(self._raw)
         if not headers:
             return headers
         return [header for header in headers if header[0] != STAMP_HEADER] or None
 
     def timestamp(self) -> tuple[int, int]:
-        """Return the kind of the record's time, and the time in ms."""
         return self._raw.timestamp()
 
     def latency(self) -> float | None:
-        """Return the seconds from produce() to the broker's answer; only delivery reports have them."""
         return self._raw.latency()
 
     def leader_epoch(self) -> int | None:
-        """Return the leader epoch of the physical partition."""
         return self._raw.leader_epoch()
 
     def delivery_count(self) -> int | None:
-        """Return how often a share group was given the record; None outside of one."""
         return self._raw.delivery_count()
 
     def deserialized_key(self) -> Any:
-        """Return the key as a deserialising consumer made it."""
         return self._raw.deserialized_key()
 
     def deserialized_value(self) -> Any:
-        """Return the value as a deserialising consumer made it."""
         return self._raw.deserialized_value()
 
     def set_topic(self, topic: str) -> None:
-        """Replace the topic that ``topic()`` returns."""
         self._parent = PhysicalPartition(topic, self._parent.partition)
 
     def set_key(self, key: Any) -> None:
-        """Replace the key, as deserialisers do."""
         self._raw.set_key(key)
 
     def set_value(self, value: Any) -> None:
-        """Replace the value, as deserialisers do."""
         self._raw.set_value(value)
 
     def set_headers(self, headers: Any) -> None:
-        """Replace the headers."""
         self._raw.set_headers(headers)
 
     def set_error(self, error: Any) -> None:
-        """Replace the error."""
         self._raw.set_error(error)
 
     def __len__(self) -> int:
-        """Return the size of the value in bytes."""
         return len(self._raw)
 
     def __str__(self) -> str:
-        """Return the value as text, as the wrapped message does."""
         return str(self._raw)
 
 
 def wrapped(messages: Iterable[Message], segment: Segment, parent: PhysicalPartition) -> list[Message]:
-    """Return messages of a segment in logical terms."""
     made: list[Message] = []
     for raw in messages:
         message: LogicalMessage = _new(LogicalMessage)
@@ -206,13 +183,11 @@ def is_identity(segment: Segment, parent: PhysicalPartition) -> bool:
 
 
 def physical_offset(message: Message) -> int:
-    """Return the offset of the real record."""
     raw = message._raw if isinstance(message, LogicalMessage) else message
     return raw.offset() or 0
 
 
 def segment_of(message: Message) -> Segment | None:
-    """Return the segment of a wrapped message, None for one that was handed on untouched."""
     return message._segment if isinstance(message, LogicalMessage) else None
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import UnknownOutcomeError
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd, answer_within
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import read_slice
@@ -44,10 +44,6 @@ class _Append:
     def misdated(self) -> bool:
         """Return whether the broker takes no record of that time: its clock and ours are an hour apart."""
         return self.error is not None and self.error.code() == KafkaError.INVALID_TIMESTAMP
-
-    def renew(self) -> None:
-        """Forget a refusal: it was not written."""
-        self.done, self.error, self.offset = False, None, None
 
 
 class Markers:
@@ -104,7 +100,6 @@ class Markers:
         self._producers = []
 
     def _leaders(self, places: Iterable[PhysicalPartition]) -> dict[str, dict[int, int | None]]:
-        """Return the leaders of the partitions of each topic."""
         layouts = {topic: self._admin.layout(topic) for topic in {p.topic for p in places}}
         return {
             topic: {number: p.leader for number, p in enumerate(layout.partitions)}
@@ -118,14 +113,14 @@ class Markers:
         try:
             self._send_dated(appends, {}, deadline)
             misdated = [a for a in appends if a.misdated()]
-            for append in misdated:
-                append.renew()
+            for append in misdated:  # refused, so it was not written
+                append.done, append.error, append.offset = False, None, None
             self._send_dated(misdated, self._newest, deadline)
         except KafkaException as exception:
             self._unknown |= attempts
             self.close()
             raise translate(error_of(exception), "append the markers", writing=True) from exception
-        failed = next((a for a in appends if not a.done or a.error is not None), None)
+        failed = next((a for a in appends if a.error is not None or a.offset is None), None)
         if failed is not None:
             self._unknown |= attempts
             self.close()
@@ -143,7 +138,6 @@ class Markers:
                 producer.poll(_POLL)
 
     def _read_back(self, wanted: list[PlannedMarker], deadline: Deadline) -> dict[PhysicalPartition, int]:
-        """Find markers of an earlier call whose outcome is not known."""
         found: dict[PhysicalPartition, int] = {}
         if not any(m.marker.attempt_id in self._unknown for m in wanted):
             return found
@@ -167,7 +161,7 @@ class Markers:
         self, places: Iterable[PhysicalPartition], deadline: Deadline
     ) -> dict[PhysicalPartition, int | None]:
         """Return in which leader epoch each marker was written, None where a leader changed meanwhile."""
-        now = self._admin.end_offsets(places, seconds=max(0.1, min(ANSWER_SECONDS, deadline.left())))
+        now = self._admin.end_offsets(places, seconds=answer_within(deadline))
         return {
             p: end.leader_epoch
             for p, end in now.items()
@@ -203,7 +197,6 @@ class _WarmProducer:
                 self._producer.poll(_WARMING_POLL)
 
     def send(self, append: _Append, timestamp: int) -> None:
-        """Produce one marker."""
         place, value = append.planned.source, append.planned.marker.encode()
         self._producer.produce(
             place.topic,
@@ -217,11 +210,9 @@ class _WarmProducer:
         )
 
     def poll(self, seconds: float) -> None:
-        """Take acknowledgements in hand."""
         self._producer.poll(seconds)
 
     def drop(self) -> None:
-        """Give up what is not sent yet."""
         self._producer.purge()
 
     def _leaders(self, topic: str) -> dict[int, int | None]:
@@ -252,12 +243,11 @@ def is_connected(statistics: Mapping[str, Any]) -> bool:
 
 
 def marker_of(message: Message) -> Marker | None:
-    """Return what a record says if it is a marker that can be read, else None."""
     return marker_among(headers_of(message) or ())
 
 
 def _failure(failed: _Append) -> Exception:
     what = f"append a marker to {failed.planned.source}"
     if failed.error is None:
-        return UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
+        return UnknownOutcomeError(f"could not {what}: no acknowledgement in time that says where it stands")
     return translate(failed.error, what, writing=True)

@@ -98,11 +98,6 @@ class OffsetExamination:
         self._listed: dict[tuple[int, bytes], tuple[CommitKey, Collection[int]]] = {}
 
     def read(self, connection: Connection, deadline: Deadline) -> None:
-        """Read the log to its end.
-
-        Raises:
-            KpsplitError: it cannot be read.
-        """
         tail = LogTail(connection, OFFSETS_TOPIC, self._take_message, range(self._partitions))
         try:
             tail.read_to_end(deadline)
@@ -122,7 +117,6 @@ class OffsetExamination:
         self.take(message.partition() or 0, message.key() or b"", message.value())
 
     def take(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Take the next record."""
         place = partition, key
         self._unfit.pop(place, None)
         self._listed.pop(place, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -69,44 +70,36 @@ class AcknowledgedWriter:
 
         Raises: as ``write``; some of the records may be written then.
         """
-        reports: list[tuple[object, Message]] = []
-        what = f"write to {topic}/{partition}"
-        count = 0
-        for key, value in records:
-            self._produce(topic, value, key, partition, headers or [], reports, deadline, what)
-            count += 1
-        while len(reports) < count and deadline.left() > 0:
-            self._producer.poll(min(0.1, deadline.left()))
-        if len(reports) < count:
-            raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
-        for error, message in reports:
-            if error is not None:
-                raise translate(message.error(), what, writing=True)
-        return [message.offset() or 0 for _, message in reports]
+        reports: list[Message] = []
 
-    def _produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int,
-        headers: list[tuple[str, str | bytes | None]],
-        reports: list[tuple[object, Message]],
-        deadline: Deadline,
-        what: str,
-    ) -> None:
-        while True:
+        def report(_: object, message: Message) -> None:
+            reports.append(message)
+
+        what, left, producer = f"write to {topic}/{partition}", deque(records), self._producer
+        count = len(left)
+        while left:
+            key, value = left[0]
             try:
-                self._producer.produce(
-                    topic, value, key, partition, lambda e, m: reports.append((e, m)), headers=headers
-                )
+                producer.produce(topic, value, key, partition, report, headers=headers or [])
+                left.popleft()
             except BufferError:  # the client's queue is full
                 deadline.check(what)
-                self._producer.poll(min(0.1, deadline.left()))
+                producer.poll(min(0.1, deadline.left()))
             except KafkaException as exception:
                 raise translate(error_of(exception), what) from exception
-            else:
-                return
+        while len(reports) < count and not deadline.expired():
+            producer.poll(min(0.1, deadline.left()))
+        if len(reports) < count:
+            raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
+        for message in reports:
+            if message.error() is not None:
+                raise translate(message.error(), what, writing=True)
+        offsets = [offset for message in reports if (offset := message.offset()) is not None]
+        if len(offsets) < count:
+            raise UnknownOutcomeError(
+                f"could not {what}: an acknowledgement does not say where it was written"
+            )
+        return offsets
 
 
 class ProducersLog:
@@ -125,16 +118,13 @@ class ProducersLog:
         """Keys whose latest record is none that kpsplit writes, and what is wrong with it."""
 
     def read(self, deadline: Deadline) -> Registrations:
-        """Read the topic to the end that it has now."""
         self._tail.read_to_end(deadline)
         return self._registrations
 
     def await_change(self, seconds: float) -> None:
-        """Return when a record arrived, or after that many seconds."""
         self._tail.poll(seconds)
 
     def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
-        """Remove registrations that are over, all together."""
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registrations")
         self._writer.write_all(PRODUCERS_TOPIC, [(record.key, None) for record in producers], deadline)
 
@@ -159,7 +149,6 @@ class ProducersLog:
         return reports
 
     def close(self) -> None:
-        """End the clients."""
         self._tail.close()
         self._writer = None
 

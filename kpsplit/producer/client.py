@@ -13,15 +13,14 @@ from __future__ import annotations
 import atexit
 import os
 import random
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import confluent_kafka
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ClusterMetadata
 
 from kpsplit.clock import Deadline
@@ -29,22 +28,13 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread, weakly
 from kpsplit.producer.config import split_config
-from kpsplit.producer.fast_path import GeneralPath, make_produce, send_batch
 from kpsplit.producer.locks import holds_lock, refuse_reentry
 from kpsplit.producer.lookup import partitions_known
 from kpsplit.producer.messages import Callback, Headers
-from kpsplit.producer.metrics import LayoutStats, certificates, layout_stats
-from kpsplit.producer.pending import HeldRecords
+from kpsplit.producer.pending import HeldRecords, kafka_error
 from kpsplit.producer.polling import SLICE_SECONDS, Polling, Transactions, deadline_of
-from kpsplit.producer.sending import PassThroughSender, StampedSender
-from kpsplit.producer.state import PlainProducer, ProducerState
-
-
-@holds_lock
-def locked(state: ProducerState, step: Callable[[], None]) -> None:
-    """Take one step of the end under the lock."""
-    with state.lock:
-        step()
+from kpsplit.producer.sending import PassThroughSender, StampedSender, make_produce
+from kpsplit.producer.state import LayoutStats, PlainProducer, ProducerState, certificates, layout_stats
 
 
 def noting(raised: list[Exception], call: Callable[..., Any], *arguments: Any) -> Any:
@@ -58,61 +48,6 @@ def noting(raised: list[Exception], call: Callable[..., Any], *arguments: Any) -
 
 EXIT_SECONDS = 3.0
 """How long the exit may wait for the brokers, for all Producers together."""
-
-
-class LeftOpen(Protocol):
-    """A Producer as its end at the exit needs it."""
-
-    def _leave(self, deadline: Deadline) -> None:
-        """Say that it closed, if it ever registered."""
-        ...
-
-
-_left_open: weakref.WeakSet[LeftOpen] = weakref.WeakSet()
-
-
-def close_at_exit(producer: LeftOpen) -> None:
-    """Have a Producer say at the exit that it closed, unless it is closed or dropped before."""
-    _left_open.add(producer)
-
-
-def _leave_all() -> None:
-    deadline = Deadline(EXIT_SECONDS)
-    for producer in list(_left_open):
-        with suppress(Exception):  # nothing may keep the process from its end
-            producer._leave(deadline)
-
-
-atexit.register(_leave_all)
-
-
-_live: weakref.WeakSet[ProducerState] = weakref.WeakSet()
-
-
-def refuse_in_children(state: ProducerState) -> None:
-    """Make a producer refuse everything in children of this process."""
-    _live.add(state)
-
-
-def _after_fork_in_child() -> None:
-    for state in list(_live):
-        state.lock.renew_after_fork()
-        state.poll_lock.renew_after_fork()
-        state.wake = threading.Event()
-        state.clear_routes()
-        state.unrouted.clear()
-        state.tally.count = 0
-        state.callbacks.clear()
-        state.forked = True
-        state.fatal = KpsplitError(
-            "this Producer was made before fork() and cannot be used in the child",
-            hint="make a new Producer in the child process",
-        )
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
 CLOSE_SECONDS = 60.0
 ABANDON_SECONDS = 1.0
 CERTIFY_SECONDS = 10.0
@@ -157,15 +92,13 @@ class Producer(confluent_kafka.Producer):
         self._background: BackgroundThread | None = None
         stamped = StampedSender(state)
         self._plain = PassThroughSender(state)
-        self._held = HeldRecords(state, stamped.send, self._plain.send)
+        self._held = HeldRecords(state, stamped, self._plain, weakly(self, Producer._start))
         self._polling = Polling(state)
         self._transactions = Transactions(state, self._polling, self._held, super().flush)
-        self._general = GeneralPath(state, stamped, self._plain, self._held, self._start)
-        close_at_exit(self)
-        self._produce = make_produce(state, super().produce, stamped, self._plain, self._general.produce)
+        self._produce = make_produce(state, super().produce, stamped, self._plain, self._held.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
-        refuse_in_children(state)
+        _producers.add(self)
 
     # -- producing ---------------------------------------------------------------------------------
 
@@ -200,10 +133,34 @@ class Producer(confluent_kafka.Producer):
 
         Returns how many were accepted; the others have an ``_error``. As there, no serialiser is called.
         """
-        return send_batch(self._produce, topic, messages, partition, on_delivery or callback)
+        callback = on_delivery or callback
+        if not isinstance(messages, list):
+            raise TypeError("messages must be a list")
+        accepted = 0
+        for message in messages:
+            if not isinstance(message, dict):
+                raise TypeError("each message must be a dict")
+            try:
+                self._produce(
+                    topic,
+                    message.get("value"),
+                    message.get("key"),
+                    message.get("partition", partition),
+                    message.get("callback", message.get("on_delivery", callback)),
+                    None,
+                    message.get("timestamp", 0),
+                    message.get("headers"),
+                )
+                accepted += 1
+            except BufferError:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+            except KafkaException as exception:
+                message["_error"] = exception.args[0]
+            except KpsplitError as error:
+                message["_error"] = kafka_error(error)
+        return accepted
 
     def _start(self) -> None:
-        """Start the library's thread with the first record (``lock`` held)."""
         if self._background is None:
             self._background = BackgroundThread(self._connection, self._state, self._held, self._plain)
         if self._background.ident is None:  # also after a start that was interrupted, or failed
@@ -256,20 +213,14 @@ class Producer(confluent_kafka.Producer):
             return super().__len__() + self._state.unresolved()
 
     def __bool__(self) -> bool:
-        """Return True: an empty queue does not make a producer false."""
         return True
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Fail what is queued, held records included, as ``confluent_kafka.Producer.purge`` does."""
         self._polling.check_free()
         if in_queue:
-            self._purge_held()
+            self._state.locked(self._held.purge)
         super().purge(in_queue, in_flight, blocking)
-
-    @holds_lock
-    def _purge_held(self) -> None:
-        with self._state.lock:
-            self._held.purge()
 
     def list_topics(self, *args: Any, **kwargs: Any) -> ClusterMetadata:
         """Return metadata of the cluster, as ``confluent_kafka.Producer.list_topics`` does."""
@@ -363,30 +314,37 @@ class Producer(confluent_kafka.Producer):
             KpsplitError: called by a signal handler in the middle of another call; nothing was done.
         """
         refuse_reentry(self._state.lock)
-        locked(self._state, self._state.accept_no_more)
+        self._state.locked(self._state.accept_no_more)
         self._retire(ABANDON_SECONDS)
-        locked(self._state, self._state.clear_routes)
+        self._state.locked(self._state.clear_routes)
 
     def _leave(self, deadline: Deadline) -> None:
-        """Say that it closed; for the interpreter's exit only."""
         if not self._state.accepting or self._state.forked or self._background is None:
             return
-        locked(self._state, self._state.accept_no_more)
+        self._state.locked(self._state.accept_no_more)
         background = self._retire(min(ABANDON_SECONDS, deadline.left()))
+        self._certify(background, deadline)
+
+    def _certify(self, background: BackgroundThread | None, deadline: Deadline) -> None:
+        """Publish what was delivered, and that there is nobody to wait for any more.
+
+        Not while the library's thread is in a write: that would open the registration again. Its lease ends.
+        """
         if background is not None and not background.is_alive():
-            background.registration.certify(certificates(self._state), deadline)
+            # The certificate is a help to verification, not a part of delivery.
+            with suppress(KpsplitError, KafkaException):
+                background.registration.certify(certificates(self._state), deadline)
 
     def _retire(self, timeout: float | None) -> BackgroundThread | None:
-        """End the library's thread, and give up the lease."""
         background = self._background
         if background is not None:
             background.stop(timeout)
-        locked(self._state, self._state.end)
+        self._state.locked(self._state.end)
         return background
 
     def _end(self, timeout: float) -> bool:
         state, raised = self._state, list[Exception]()
-        locked(state, state.accept_no_more)
+        state.locked(state.accept_no_more)
         last = Deadline(state.settings.message_timeout + TIME_OUTS_SECONDS)
         try:
             # With the lease still on, so that what is acknowledged now is delivered.
@@ -394,15 +352,12 @@ class Producer(confluent_kafka.Producer):
                 noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
             background = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
-        locked(state, self._held.fail_rest)
+        state.locked(self._held.fail_rest)
         closed = noting(raised, self._polling.guarded, super().close)
-        locked(state, self._held.fail_rest)  # what was reported meanwhile
+        state.locked(self._held.fail_rest)  # what was reported meanwhile
         noting(raised, self._polling.guarded, state.callbacks.run)
-        if background is not None:
-            # The certificate is a help to verification, not a part of delivery.
-            with suppress(KpsplitError, KafkaException):
-                background.registration.certify(certificates(state), Deadline(CERTIFY_SECONDS))
-        locked(state, state.clear_routes)
+        self._certify(background, Deadline(CERTIFY_SECONDS))
+        state.locked(state.clear_routes)
         if raised:
             raise raised[0]
         return bool(closed)
@@ -423,6 +378,26 @@ class Producer(confluent_kafka.Producer):
         if background is None:
             return layout_stats(self._state)
         return layout_stats(self._state, background.pauses_ms, background.last_error)
+
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    deadline = Deadline(EXIT_SECONDS)
+    for producer in list(_producers):
+        with suppress(Exception):  # nothing may keep the process from its end
+            producer._leave(deadline)
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_producers):
+        producer._state.refuse_in_child()
+
+
+atexit.register(_leave_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 K = TypeVar("K")

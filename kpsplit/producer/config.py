@@ -71,7 +71,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     settings = _settings(given)
     own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
     rest = {k: v for k, v in given.items() if k not in own}
-    # librdkafka would have brokers make sub-topics again that were retired; see AutoCreation.
+    # librdkafka would have brokers make sub-topics again that were retired; see ``create_unless_there``.
     return {**rest, "enable.idempotence": True, "acks": "all", AUTO_CREATE: False}, settings
 
 

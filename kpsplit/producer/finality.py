@@ -36,8 +36,6 @@ class Outgoing(Generic[P]):
 
 @dataclass(slots=True)
 class Acknowledged(Generic[P]):
-    """A record that the broker acknowledged at an offset."""
-
     record: Outgoing[P]
     offset: int
 
@@ -88,12 +86,13 @@ class SegmentWriter(Generic[P]):
     were not final when they were reported, or failed, ``final`` those of them that were delivered after all.
     ``pending``: acknowledged, not final yet; ``unplaced``: their place is not known yet. ``last_number`` and
     ``last_offset``: which record was acknowledged last, and where it stands; the number is written first, so
-    that the two never claim too much.
+    that the two never claim too much. ``newest``: the highest number that may have been sent, as of when the
+    segment was closed to new records or one that had waited was sent. ``in_order``: numbers rose so far.
     """
 
     __slots__ = (
-        "done", "end", "fenced", "final", "last_number", "last_offset", "open", "pending", "segment", "sent",
-        "slow", "unplaced",
+        "done", "end", "fenced", "final", "in_order", "last_number", "last_offset", "newest", "open",
+        "pending", "segment", "sent", "slow", "unplaced",
     )  # fmt: skip
 
     def __init__(self, segment: Segment) -> None:
@@ -109,30 +108,41 @@ class SegmentWriter(Generic[P]):
         self.unplaced: list[Unplaced[P]] = []
         self.last_number: int | tuple[int, Any] = -1
         self.last_offset: int | None = None
+        self.newest = -1
+        self.in_order = True
 
     @property
     def delivered(self) -> int:
-        """How many records were reported to the application as delivered."""
         return self.done - self.slow + self.final
 
     @property
     def in_flight(self) -> int:
-        """How many records are given to librdkafka and not reported back."""
         return self.sent - self.done
 
     @property
     def unresolved(self) -> bool:
-        """Return whether the fate of any record is open."""
         return self.in_flight > 0 or bool(self.pending) or bool(self.unplaced)
+
+    def note_sent(self, sequence: int) -> None:
+        """Count a record that librdkafka gets now, and that may have waited.
+
+        A stray without a key may go to a segment that took higher numbers long before.
+        """
+        self.in_order = self.in_order and sequence >= self.newest
+        self.newest = max(self.newest, sequence)
+        self.sent += 1
 
     def earliest(self, sequence: int) -> int:
         """Return the first offset at which a record can stand: after the one that was acknowledged last.
 
         That holds for records that were sent later: brokers write what one producer sends in that order.
+        While numbers only rise, they tell which was sent later.
         """
         number, offset = self.last_number, self.last_offset
         latest = number[0] if isinstance(number, tuple) else number
-        return self.segment.start if offset is None or latest >= sequence else offset + 1
+        if offset is None or latest >= sequence or not self.in_order:
+            return self.segment.start
+        return offset + 1
 
 
 class FenceTransactions:
@@ -155,7 +165,6 @@ class FenceTransactions:
             self._aborted.clear()
 
     def end(self, next_sequence: int, *, aborted: bool) -> None:
-        """Note the end of a transaction, or that there is none."""
         self.active = self.deferred = False
         if aborted:
             self._aborted.append(range(self._began, next_sequence))
@@ -169,11 +178,9 @@ class FenceTransactions:
             self.deferred = awaited and self.active
 
     def no_fence(self) -> None:
-        """Take a view without a fence."""
         self.deferred = False
 
     def abandoned(self, sequence: int) -> bool:
-        """Return whether a record is of an aborted transaction."""
         return any(sequence in numbers for numbers in self._aborted)
 
 
@@ -228,7 +235,8 @@ def place(writer: SegmentWriter[P], found: Mapping[int, int], end: int, *, compl
     ``complete``: all of the log was read in which they can stand before the end, so what was not found does
     not. Otherwise, of the records that were failed by the deletion of a log, as many may have been written as
     had room before the end, and only the first of them: brokers write one producer's records in the order
-    of sending, and a log that is gone takes nothing more.
+    of sending, and a log that is gone takes nothing more. Where numbers do not tell which are the first, any
+    of them may have been.
     """
     room = end - min(item.earliest for item in writer.unplaced)
     certain: dict[int, int] = {}
@@ -239,7 +247,7 @@ def place(writer: SegmentWriter[P], found: Mapping[int, int], end: int, *, compl
         elif item.answer is Answer.GONE:
             if room <= 0:
                 certain[number] = end
-            room -= 1
+            room -= writer.in_order
     _place(writer, certain)
     return give_up(writer, lambda _: False)
 
@@ -292,7 +300,6 @@ class FailedNumbers:
         return len(self._runs or ())
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Note more of them."""
         for number in numbers:
             self.count += 1
             self._note(number)

@@ -15,8 +15,10 @@ segment of ours unless we answered its PREPARE and acknowledged its fence. That 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError, RecordError
@@ -24,14 +26,15 @@ from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.producer.pending import HeldRecords
+from kpsplit.producer.lookup import topic_id_of
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter.control_plane import to_answer
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
+from kpsplit.splitter.records.control import Claim, claim_key, encode_claim
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC, control_partition
 from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRegistration
 
-EXPIRY_SECONDS = 0.5
 RETRY_SECONDS = 0.05
 
 
@@ -40,7 +43,8 @@ class Registration:
 
     A registration is good for one lease, and as long as the lease is renewed. Operators may remove one that
     is over, at any time later. So nothing is written under it any more: the next write is a new registration,
-    with its own key and with everything that the record says.
+    with its own key and with everything that the record says. After ``certify`` nothing is written at all: a
+    write that another thread began before would open the registration again.
 
     Every method raises KpsplitError if the write is not known to have succeeded. ``record`` then lacks what
     it would have promised, but has what operators may count on: the topics, for which we must answer.
@@ -61,6 +65,8 @@ class Registration:
         self._registered: frozenset[str] = frozenset()
         self._began = self._good_until = 0.0
         self._over: list[bytes] = []
+        self._writing = threading.Lock()
+        self._closed = False
         self.writes = 0
         """How many are acknowledged. An end of the control topic counts if asked for after the last one."""
         self.record = ProducerRegistration(
@@ -74,11 +80,6 @@ class Registration:
         """Return the client that writes the record; it may write others too."""
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
         return self._writer
-
-    @property
-    def registered(self) -> bool:
-        """Return whether any topic is registered."""
-        return self._published
 
     def is_over(self) -> bool:
         """Return whether operators may go on without this producer until it registers again."""
@@ -97,27 +98,20 @@ class Registration:
             return
         topics = tuple(sorted({*self.record.topics, topic}))
         self.record = replace(self.record, topics=topics)
-        self._publish(replace(self.record, ready={**self.record.ready, **ready}), deadline)
+        self._publish(deadline, ready={**self.record.ready, **ready})
 
     def register_again(self, deadline: Deadline) -> None:
-        """Register anew if the registration is over."""
         if self.is_over():
-            self._publish(self.record, deadline)
+            self._publish(deadline)
 
     def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
-        """Answer PREPARE."""
-        ready = {**self.record.ready, partition: attempt_id}
-        self._publish(replace(self.record, ready=ready), deadline)
+        self._publish(deadline, ready={**self.record.ready, partition: attempt_id})
 
     def acknowledge(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
-        """Acknowledge FENCE."""
-        acknowledged = {**self.record.acknowledged, partition: attempt_id}
-        self._publish(replace(self.record, acknowledged=acknowledged), deadline)
+        self._publish(deadline, acknowledged={**self.record.acknowledged, partition: attempt_id})
 
     def report_pause(self, partition: str, pause: PauseReport, deadline: Deadline) -> None:
-        """Report what an attempt cost."""
-        pauses = {**self.record.pauses, partition: pause}
-        self._publish(replace(self.record, pauses=pauses), deadline)
+        self._publish(deadline, pauses={**self.record.pauses, partition: pause})
 
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
         """Say at the end what was done.
@@ -125,13 +119,20 @@ class Registration:
         A record has a largest size. Certificates that list too many failed records are left out then, the
         longest first: that the producer closed must be written in any case, because operators wait for it.
         """
+        self._closed = True
         if self._published:
             closed, said = replace(self.record, closed=True), dict(certificates)
             while said and not _fits(replace(closed, certificates=said)):
                 del said[max(said, key=lambda parent: len(said[parent].failed))]
-            self._publish(replace(closed, certificates=said), deadline)
+            self._publish(deadline, closed=True, certificates=said)
 
-    def _publish(self, record: ProducerRegistration, deadline: Deadline) -> None:
+    def _publish(self, deadline: Deadline, **changes: Any) -> None:
+        with self._writing:
+            if self._closed and "closed" not in changes:
+                raise KpsplitError("the producer is closed: its registration is not written any more")
+            self._write(replace(self.record, **changes), deadline)
+
+    def _write(self, record: ProducerRegistration, deadline: Deadline) -> None:
         anew, began = not self._published or self.is_over(), monotonic()
         if anew:
             record = self._renumbered(record)
@@ -180,31 +181,34 @@ class ControlFeed:
         self.admin = AdminUse(connection)
         """A client for looks at topics."""
 
+    def find(self) -> bool:
+        """Return whether there is a control topic; it is followed then."""
+        if topic_id_of(self.admin(), CONTROL_TOPIC) is None:
+            return False
+        self.tail = ControlTail(self.connection)
+        return True
+
+    def announce(self, parent: PhysicalPartition, claim: Claim) -> None:
+        value, place = encode_claim(claim), control_partition(parent)
+        self.registration.writer().send(CONTROL_TOPIC, claim_key(parent), value, place)
+
     def close(self) -> None:
-        """End the tail, and let go of the admin client."""
         if self.tail is not None:
             self.tail.close()
         self.admin.close()
 
     def following(self) -> ControlTail:
-        """Return the tail.
-
-        Raises:
-            KpsplitError: there is none yet.
-        """
+        """Return the tail; a KpsplitError to be tried again while there is none."""
         if self.tail is None:
             raise KpsplitError("the control topic was not found yet", retriable=True)
         return self.tail
 
     def lease_seconds(self) -> float:
-        """Return the length of a lease as the control topic says."""
         return self.following().view.settings.lease_ms / 1000
 
     def states(self) -> list[PartitionState]:
-        """Return the states of all partitions of our topics, those that were added a moment ago as well.
-
-        An operator counts on our answers for every partition of a topic that we registered.
-        """
+        """Return the states of all partitions of our topics, those that were added a moment ago as well."""
+        # An operator counts on our answers for every partition of a topic that we registered.
         fenced = {f.state.parent: f.state for f in self.producer.send_states()}
         topics = self.registration.record.topics
         others = self.following().view.states
@@ -212,35 +216,27 @@ class ControlFeed:
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:
-    """Return whether an operator waits for the answer to a PREPARE."""
     return bool(to_answer(states, own))
 
 
 class LeaseTask:
     """Owned by the library's thread. ``adopted``: the tail's progress that is applied to the fences."""
 
-    def __init__(self, feed: ControlFeed, held: HeldRecords) -> None:
+    def __init__(self, feed: ControlFeed) -> None:
         self._feed = feed
-        self._held = held
         self._writes = 0
         self._producer = feed.producer
         self._request: EndRequest | None = None
         self._renew_at = 0.0
-        self._expire_at = 0.0
         self.adopted = -1
 
     def watch_time(self) -> None:
-        """Hold everything once the lease has run out; fail what has waited too long."""
-        now = monotonic()
+        """Hold everything once the lease has run out."""
         producer = self._producer
-        if now >= producer.lease_until > 0:
+        if monotonic() >= producer.lease_until > 0:
             with producer.lock.first:
                 producer.lapse()
             self._renew_at = 0.0
-        if now >= self._expire_at:
-            self._expire_at = now + EXPIRY_SECONDS
-            with producer.lock.first:
-                self._held.expire(now)
 
     def renew(self) -> None:
         """Renew the lease, without waiting.

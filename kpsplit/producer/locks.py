@@ -36,9 +36,16 @@ Busy = Empty
 """What a lock that was not free in time raises."""
 
 
-class _Taken:
-    """Takes a token for the time of a ``with`` block."""
+def is_locks_own(error: Busy) -> bool:
+    """Return whether the lock raised it, and so was not taken. Call it in the frame of the ``with``.
 
+    ``queue.Empty`` may as well come from a signal handler inside the block. That leaves its frame in the
+    traceback, and the lock's C code leaves none.
+    """
+    return error.__traceback__ is None or error.__traceback__.tb_next is None
+
+
+class _Taken:
     __slots__ = ("__enter__", "__exit__")
 
     if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicDescription
@@ -26,7 +26,6 @@ from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp, note_own
-from kpsplit.splitter.records.keys import CONTROL_TOPIC
 
 TIMEOUT_SECONDS = 5.0
 LEARN_SECONDS = 0.5
@@ -34,22 +33,6 @@ LEARN_SECONDS = 0.5
 GRACE_SECONDS = 1.0
 CREATION_SECONDS = 30.0
 """librdkafka fails a topic that does not appear for so long (topic.metadata.propagation.max.ms)."""
-
-
-def control_topic_exists(admin: AdminClient) -> bool:
-    """Return whether the cluster has a control topic.
-
-    Raises:
-        AuthorizationError: not allowed to see it (it may exist: fail closed). UnreachableError: no answer.
-    """
-    try:
-        describe(admin, CONTROL_TOPIC)
-    except KafkaException as exception:
-        error = error_of(exception)
-        if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return False
-        raise translate(error, f"look at {CONTROL_TOPIC}") from exception
-    return True
 
 
 class PartitionCounts:
@@ -67,7 +50,6 @@ class PartitionCounts:
             self._asked.update((topic, (futures[topic], late)) for topic in new)
 
     def waiting(self) -> list[str]:
-        """Return the topics that were asked for and not taken."""
         return list(self._asked)
 
     def take(self, topic: str) -> int | None:
@@ -89,33 +71,26 @@ class PartitionCounts:
             raise translate(error_of(exception), f"look at topic {topic}") from exception
 
 
-class AutoCreation:
-    """Has brokers create topics that are missing and not enrolled, where they and the application allow it.
+def create_unless_there(connection: Connection, topic: str) -> None:
+    """Have brokers create a topic that is missing and not enrolled, where they allow it; in its own thread.
 
     The original's client does so whenever it looks at a topic. Ours must not: it would make a sub-topic again
     that was retired, and take what the broker acknowledges there for delivered.
     """
+    threading.Thread(target=_create, args=(connection, topic), name="kpsplit-create", daemon=True).start()
 
-    def __init__(self, connection: Connection, allowed: bool) -> None:
-        self._connection = connection
-        self._allowed = allowed
 
-    def look_at(self, topic: str) -> None:
-        """Look at a topic in a thread of its own, until some broker has answered."""
-        if self._allowed:
-            threading.Thread(target=self._create, args=(topic,), name="kpsplit-create", daemon=True).start()
-
-    def _create(self, topic: str) -> None:
-        deadline = Deadline(CREATION_SECONDS)
-        while not deadline.expired():
-            try:
-                if topic_id_of(self._connection.shared_admin(), topic) is None:
-                    creator = self._connection.open_admin("create", allow_auto_create_topics=True)
-                    creator.list_topics(topic, timeout=TIMEOUT_SECONDS)
-            except (KafkaException, KpsplitError):
-                deadline.pause(GRACE_SECONDS)
-            else:
-                return
+def _create(connection: Connection, topic: str) -> None:
+    deadline = Deadline(CREATION_SECONDS)
+    while not deadline.expired():
+        try:
+            if topic_id_of(connection.shared_admin(), topic) is None:
+                creator = connection.open_admin("create", allow_auto_create_topics=True)
+                creator.list_topics(topic, timeout=TIMEOUT_SECONDS)
+        except (KafkaException, KpsplitError):
+            deadline.pause(GRACE_SECONDS)
+        else:
+            return
 
 
 def partitions_known(producer: Producer, topic: str) -> int:
@@ -131,34 +106,22 @@ def topic_id_of(admin: AdminClient, topic: str) -> str | None:
     """Return Kafka's id of a topic, None if the broker that was asked does not know the topic.
 
     Raises:
-        KpsplitError: the topic cannot be seen, or no broker answered.
+        KpsplitError: the topic cannot be seen (it may exist), or no broker answered.
     """
+    asked = TopicCollection([topic])
     try:
-        return str(describe(admin, topic).topic_id)
+        # The future has no name here: its error refers to this frame, which would refer to the future.
+        described = admin.describe_topics(asked, request_timeout=TIMEOUT_SECONDS)[topic].result(
+            TIMEOUT_SECONDS + GRACE_SECONDS
+        )
+        return str(described.topic_id)
+    except FutureTimeoutError:
+        raise UnreachableError(f"no broker answered about topic {topic}") from None
     except KafkaException as exception:
         error = error_of(exception)
         if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise translate(error, f"look at topic {topic}") from exception
-
-
-def describe(admin: AdminClient, topic: str) -> TopicDescription:
-    """Return a topic's description.
-
-    Raises:
-        KafkaException: what the broker said. UnreachableError: no answer in time.
-    """
-    asked = TopicCollection([topic])
-    try:
-        # The future has no name here: its error refers to this frame, which would refer to the future.
-        return cast(
-            TopicDescription,
-            admin.describe_topics(asked, request_timeout=TIMEOUT_SECONDS)[topic].result(
-                TIMEOUT_SECONDS + GRACE_SECONDS
-            ),
-        )
-    except FutureTimeoutError:
-        raise UnreachableError(f"no broker answered about topic {topic}") from None
 
 
 log = logging.getLogger(__name__)
@@ -200,11 +163,9 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """Return whether there is nothing more to be read."""
         return self._gone or self.next >= (self.segment.end or 0) or len(self.found) == len(self.wanted)
 
     def gone(self) -> None:
-        """Note that the log is gone."""
         self.complete, self._gone = False, True
 
     def begins_at(self, offset: int) -> None:
@@ -213,7 +174,6 @@ class Search:
             self.complete, self.next = False, offset
 
     def take(self, message: Any) -> None:
-        """Look at a record of the log, and go on after it."""
         if message.offset() < (self.segment.end or 0):
             for name, value in headers_of(message) or ():
                 if name == STAMP_HEADER:
@@ -238,7 +198,6 @@ class Lookup:
         self._thread = self._begun()
 
     def done(self) -> bool:
-        """Return whether the search, or a try at it, has ended."""
         return not self._thread.is_alive()
 
     def check(self) -> None:

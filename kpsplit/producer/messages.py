@@ -45,7 +45,6 @@ class SettledMessage(LogicalMessage):
         return self._source.topic, self._source.partition, self._found_at
 
     def error(self) -> Any:
-        """Return why the record failed, None if it was delivered."""
         return self._error
 
 

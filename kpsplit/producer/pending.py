@@ -1,5 +1,6 @@
-"""Records that cannot be sent now: kept in order, sent when they may be, failed when they must be.
+"""What becomes of a record that the fast path does not take: it is sent, or held.
 
+Held records are kept in order, sent when they may be, failed when they must be.
 Those of an enrolled topic wait in its send states; those of a topic that was not looked up yet, or whose look
 is stale, wait by topic (``ProducerState.unrouted``).
 """
@@ -13,10 +14,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.producer.finality import Outgoing
-from kpsplit.producer.messages import PendingRecord, Unrouted, failed_message
-from kpsplit.producer.state import PassThrough, ProducerState, SendState, TopicRoute
+from kpsplit.producer.locks import holds_lock, refuse_reentry
+from kpsplit.producer.messages import Callback, Headers, PendingRecord, Unrouted, failed_message
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import PASS_THROUGH, PassThrough, ProducerState, SendState, TopicRoute
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -34,40 +38,97 @@ RELEASED_AT_ONCE = 500
 
 
 class HeldRecords:
-    """See the module. ``bytes``: what records hold that librdkafka was never given."""
+    """See the module. ``bytes``: what records hold that librdkafka was never given.
+
+    ``start`` starts the library's thread if need be.
+    """
 
     def __init__(
-        self, state: ProducerState, send_stamped: Callable[..., None], send_plain: Callable[..., None]
+        self,
+        state: ProducerState,
+        stamped: StampedSender,
+        plain: PassThroughSender,
+        start: Callable[[], None],
     ) -> None:
         self._state = state
-        self._send_stamped = send_stamped
-        self._send_plain = send_plain
+        self._stamped = stamped
+        self._plain = plain
+        self._start = start
         self.bytes = 0
 
     # -- what comes in -----------------------------------------------------------------------------
 
-    def room(self) -> None:
-        """Refuse a record when the queue limits are reached (``lock`` held).
+    @holds_lock
+    def produce(
+        self,
+        topic: str,
+        value: str | bytes | None,
+        key: str | bytes | None,
+        partition: int,
+        callback: Callback | None,
+        timestamp: int,
+        headers: Headers,
+    ) -> None:
+        """Send or hold one record; raises what ``Producer.produce`` does."""
+        if isinstance(key, str):
+            key = key.encode()
+        state = self._state
+        refuse_reentry(state.lock, 2)  # this frame, and the fast path's
+        if state.lock.wanted:
+            state.lock.let_pass()
+        with state.lock:
+            if not state.accepting and state.fatal is None:
+                raise KpsplitError("the Producer is closed", hint="make a new one")
+            route = state.route(topic)
+            if topic in state.unrouted:
+                route = None  # after what waits there already
+            if route is PASS_THROUGH:
+                self._plain.send(topic, value, key, partition, callback, timestamp, headers)
+                return
+            self._check_transaction()
+            content = PendingRecord(value, key, timestamp, headers, callback, monotonic())
+            if isinstance(route, TopicRoute):
+                self._enrolled(route, partition, content)
+            else:
+                self._unrouted(topic, partition, content)
 
-        Raises:
-            BufferError: as librdkafka's produce() does.
-        """
+    def _check_transaction(self) -> None:
+        """Refuse as librdkafka does. A producer takes its transactional id before it registers."""
+        state = self._state
+        if state.fatal is None and state.settings.transactional_id and not state.in_transaction:
+            outside = "a transactional producer sends inside a transaction: begin one"
+            raise KafkaException(KafkaError(KafkaError._STATE, outside))
+
+    def _enrolled(self, route: TopicRoute, partition: int, content: PendingRecord) -> None:
+        send_state = route.choose(content.key, index(partition))
+        hashed = None if content.key is None else key_hash(content.key)
+        writer = send_state.writer_for(hashed, send_state.next_sequence)
+        if writer.open:
+            self._stamped.send_new(send_state, writer, content)
+        else:
+            self.room()
+            self.hold(send_state, content)
+
+    def _unrouted(self, topic: str, partition: int, content: PendingRecord) -> None:
+        state = self._state
+        if state.fatal is not None:
+            raise state.fatal
+        refusal = state.refused.get(topic)
+        if refusal is not None:
+            raise refusal
+        self.room()
+        self._start()  # first: if that fails, nothing is held
+        self.hold_unrouted(topic, content, partition)
+
+    def room(self) -> None:
+        """Raise BufferError when the queue limits are reached, as librdkafka does (``lock`` held)."""
         settings = self._state.settings
         queued = self._state.rdkafka.queued()
-        if queued + self.waiting() >= settings.queue_messages or self.bytes > settings.queue_bytes:
+        if queued + self._state.tally.count >= settings.queue_messages or self.bytes > settings.queue_bytes:
             raise BufferError("Local: Queue full")
 
-    def waiting(self) -> int:
-        """Return how many records wait to be sent."""
-        return self._state.tally.count
-
     def hold(self, send_state: SendState, content: PendingRecord) -> None:
-        """Keep a record until its segment opens (``lock`` held).
-
-        Raises:
-            TypeError, UnicodeEncodeError, OverflowError: as librdkafka's produce() does.
-            KpsplitError: nothing will ever be sent again.
-        """
+        """Keep a record until its segment opens (``lock`` held); raises what ``PendingRecord.check`` does."""
         content.check()
         if self._state.fatal is not None:
             raise self._state.fatal
@@ -76,11 +137,7 @@ class HeldRecords:
         self._state.wake.set()
 
     def hold_unrouted(self, topic: str, content: PendingRecord, partition: int) -> None:
-        """Keep a record until its topic is looked up (``lock`` held).
-
-        Raises:
-            TypeError, UnicodeEncodeError, OverflowError: as librdkafka's produce() does.
-        """
+        """Keep a record until its topic is looked up (``lock`` held); raises as ``hold`` does."""
         content.check()
         if not isinstance(topic, str):
             raise TypeError("topic must be a str")
@@ -99,7 +156,7 @@ class HeldRecords:
 
     def route(self, topic: str) -> None:
         """Give the records of a topic that was just looked up to its send states (``lock`` held)."""
-        route = self._state.routes.get(topic)
+        route = self._state.route(topic)
         queue = self._state.unrouted.get(topic)
         if route is None or queue is None:
             return
@@ -128,7 +185,6 @@ class HeldRecords:
             self._fail(_place(topic, item), item.content, error)
 
     def fail_all(self, error: Any) -> None:
-        """Fail everything that waits (``lock`` held)."""
         for send_state in self._state.send_states():
             for record in send_state.drop_waiting():
                 self._fail(send_state.state.parent, record.payload, error)
@@ -158,7 +214,6 @@ class HeldRecords:
                 self._state.report(send_state, late, _NOT_FINAL_IN_TIME)
 
     def purge(self) -> None:
-        """Fail everything that waits (``lock`` held)."""
         self.fail_all(KafkaError(KafkaError._PURGE_QUEUE))
 
     def fail_rest(self) -> None:
@@ -183,7 +238,7 @@ class HeldRecords:
             send_state = route.choose(content.key, item.partition)
             send_state.hold(None if content.key is None else key_hash(content.key), content)
             return
-        self._send_plain(
+        self._plain.send(
             topic, content.value, content.key, item.partition, content.callback, content.timestamp,
             content.headers,
         )  # fmt: skip
@@ -195,7 +250,7 @@ class HeldRecords:
             for writer, record in send_state.sendable(RELEASED_AT_ONCE):
                 content = record.payload
                 try:
-                    self._send_stamped(send_state, writer, record.sequence, content)
+                    self._stamped.send(send_state, writer, record.sequence, content)
                 except BufferError:
                     break  # librdkafka's queue is full: those after it keep their order, and wait
                 except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on

@@ -38,35 +38,22 @@ class Polling:
         self._last = 0
 
     def check_entry(self) -> None:
-        """Refuse calls from inside a callback or the middle of another call, and in a child process.
-
-        Raises:
-            KpsplitError: this is one.
-        """
+        """Raise KpsplitError inside a callback, in the middle of another call, and in a child process."""
         self.check_free()
         if self.in_callback():
             raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
 
     def check_free(self) -> None:
-        """Refuse calls from the middle of another call of this thread, and in a child process.
-
-        Raises:
-            KpsplitError: this is one.
-        """
+        """Raise KpsplitError in the middle of another call of this thread, and in a child process."""
         self.check_process()
         refuse_reentry(self._state.lock)
 
     def check_process(self) -> None:
-        """Refuse calls in a child process: librdkafka has no threads there, and would wait for ever.
-
-        Raises:
-            KpsplitError: this is one.
-        """
+        """Raise KpsplitError in a child process: librdkafka has no threads there, and would wait for ever."""
         if self._state.forked and self._state.fatal is not None:
             raise self._state.fatal
 
     def in_callback(self) -> bool:
-        """Return whether this thread is inside a callback."""
         return get_ident() in self._in_callbacks
 
     def serve(self, call: Callable[[float], int], seconds: float) -> int:
@@ -81,9 +68,11 @@ class Polling:
         served = self._run_queued()
         if self._waiting and self._last == get_ident():
             sleep(LET_PASS_SECONDS)  # or this thread had the lock again before one that waits is scheduled
-        ours = False
+        ours, lock = False, self._state.poll_lock
         try:
-            with self._turn(seconds):
+            if seconds > 0 and lock.taken():
+                self._waiting.add(get_ident())
+            with lock.within(seconds):
                 ours = True
                 self._waiting.discard(get_ident())
                 self._last = get_ident()
@@ -95,15 +84,7 @@ class Polling:
             self._waiting.discard(get_ident())
         return served + self._run_queued()
 
-    def _turn(self, seconds: float) -> Any:
-        """Return what takes ``poll_lock``; a thread that waits is let pass by the one that had it last."""
-        lock = self._state.poll_lock
-        if seconds > 0 and lock.taken():
-            self._waiting.add(get_ident())
-        return lock.within(seconds)
-
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what may run callbacks of the application; calls back into it are refused meanwhile."""
         me = get_ident()
         try:
             self._in_callbacks.add(me)
@@ -138,7 +119,6 @@ class Transactions:
 
     @holds_lock
     def begun(self) -> None:
-        """Note that a transaction began."""
         with self._state.lock:
             self._state.transaction(True)
             self._lost_before = self._lost()
@@ -151,7 +131,7 @@ class Transactions:
                 of the transaction went astray or failed.
         """
         self._flush_held(deadline)
-        lost = self._lost_since()
+        lost = self._state.locked(self._lost) - self._lost_before
         if lost:
             raise KafkaException(
                 KafkaError(
@@ -163,19 +143,10 @@ class Transactions:
             )
 
     def before_abort(self) -> None:
-        """Fail what a fence holds of the transaction.
-
-        Raises:
-            KpsplitError: called inside a callback.
-        """
+        """Fail what a fence holds of the transaction; KpsplitError inside a callback."""
         self._polling.check_entry()
-        self._purge_held()
-
-    @holds_lock
-    def _purge_held(self) -> None:
-        with self._state.lock:
-            if self._state.in_transaction:
-                self._held.purge()
+        if self._state.in_transaction:
+            self._state.locked(self._held.purge)
 
     def end(self, call: Callable[[float], object], timeout: float, *, aborted: bool = False) -> None:
         """Commit or abort by librdkafka's ``call``.
@@ -198,24 +169,17 @@ class Transactions:
         with self._state.lock:
             self._state.transaction(False, aborted=aborted)
 
-    @holds_lock
-    def _lost_since(self) -> int:
-        with self._state.lock:
-            return self._lost() - self._lost_before
-
-    @holds_lock
-    def _waiting(self) -> int:
-        with self._state.lock:
-            return self._held.waiting() + self._state.pending()
-
     def _lost(self) -> int:
-        """Return how many records so far a transaction must not be committed with."""
-        return self._state.strays() + self._state.failures
+        state = self._state
+        return sum(f.statistics.strays for f in state.send_states()) + state.failures
+
+    def _waiting(self) -> int:
+        return self._state.tally.count + self._state.pending()
 
     def _flush_held(self, deadline: Deadline) -> None:
         while True:
             self._polling.serve(self._flush, min(SLICE_SECONDS, deadline.left()))
-            if not self._waiting() and not self._state.rdkafka.queued():
+            if not self._state.locked(self._waiting) and not self._state.rdkafka.queued():
                 return
             if deadline.left() <= 0:
                 raise KafkaException(

@@ -12,8 +12,9 @@ application that flushes before it commits would wait for the end of the fence, 
 transaction. That is safe because an operator waits for each producer with transactions that answered its
 PREPARE in time, until the producer acknowledges the fence or the attempt is rolled back. A producer that has
 a valid lease for the segments when it sees the fence has answered in time. In every other case the fence
-holds at once: the operator may go on without us, and may cut the log at any moment. The transaction is
-committed only with records that are final. Records of an aborted transaction are never sent again.
+holds at once: the operator may go on without us, and may cut the log at any moment. A deferred one holds
+from when the lease is over: another partition's operator may remove the registration that keeps ours waiting.
+The transaction is committed only with records that are final. Records of an aborted one are never sent again.
 
 Not thread safe: the Producer's lock guards every call. No I/O, no clock: the caller says whether the lease is
 valid. ``Payload`` is whatever the caller wants to get back.
@@ -73,7 +74,6 @@ class Backlog(Generic[P]):
         return sum(map(len, self.queues.values()))
 
     def waits_for(self, segment: int) -> bool:
-        """Return whether anything waits for a segment."""
         return bool(self.queues.get(segment))
 
     def queue_of(self, segment: int) -> deque[Outgoing[P]]:
@@ -81,7 +81,6 @@ class Backlog(Generic[P]):
         return self.queues.setdefault(segment, deque())
 
     def add_strays(self, records: list[Outgoing[P]], segment_of: Callable[[Outgoing[P]], int]) -> None:
-        """Keep records that must be sent again."""
         for record in records:
             segment = segment_of(record)
             queue = self.queue_of(segment)
@@ -92,7 +91,6 @@ class Backlog(Generic[P]):
         self.tally.count += len(records)
 
     def waiting_for(self, segment: int) -> Iterable[Outgoing[P]]:
-        """Return what waits for a segment, in the order of sending."""
         if segment in self._unsorted:
             self._unsorted.discard(segment)
             self.queues[segment] = deque(_in_order(self.queues.get(segment, ())))
@@ -109,7 +107,6 @@ class Backlog(Generic[P]):
         self.tally.count -= before - len(self)
 
     def drop(self, keep: Callable[[Outgoing[P]], bool]) -> list[Outgoing[P]]:
-        """Remove and return what is not to be kept."""
         dropped = [r for queue in self.queues.values() for r in queue if not keep(r)]
         if dropped:
             self.queues = {i: deque(r for r in queue if keep(r)) for i, queue in self.queues.items()}
@@ -118,7 +115,6 @@ class Backlog(Generic[P]):
         return dropped
 
     def assign(self, segments: set[int], segment_of: Callable[[Outgoing[P]], int]) -> None:
-        """Give what waits to the segments of a new layout."""
         if set(self.queues) <= segments:
             return
         # One order over all old queues: a new segment may take records of several of them.
@@ -201,14 +197,10 @@ class PartitionSendState(Generic[P, W]):
         keep(record)
 
     def waiting(self) -> int:
-        """Return how many records wait to be sent."""
         return len(self.backlog)
 
     def sendable(self, limit: int | None = None) -> list[tuple[W, Outgoing[P]]]:
-        """Return what may be sent now, at most ``limit`` records; of each segment the oldest come first.
-
-        The caller sends them in this order and says so with ``sent``; what it cannot send stays here.
-        """
+        """Return what may be sent now, at most ``limit`` records, in this order; say so with ``sent``."""
         found: list[tuple[W, Outgoing[P]]] = []
         if not self.backlog:
             return found
@@ -334,7 +326,11 @@ class PartitionSendState(Generic[P, W]):
         return finals
 
     def suspend(self, suspended: bool) -> None:
-        """Close or reopen everything: without a valid lease nothing new is sent."""
+        """Close or reopen everything: without a valid lease nothing new is sent, and no fence is deferred."""
+        if suspended:
+            # Another partition's operator may remove our registration now; then nobody waits for us.
+            self.transactions.no_fence()
+            self._fence_writers()
         self.suspended = suspended
         self._reopen()
 
@@ -359,7 +355,6 @@ class PartitionSendState(Generic[P, W]):
         return fenced or bool(self.closing) or self.pending() > 0 or self.waiting() > 0
 
     def all_writers(self) -> list[W]:
-        """Return the writers of open segments and of closed ones that have unresolved records."""
         return [*self.writers, *self.closing]
 
     def delivered(self) -> dict[int, int]:
@@ -427,14 +422,15 @@ class PartitionSendState(Generic[P, W]):
             finals = finality.while_open(writer, lease_valid=lease_valid)
         elif writer.pending:
             finals, astray = finality.by_end(writer, writer.end, self.transactions.abandoned)
-            self.backlog.add_strays(astray, self._segment_of)
-            self.statistics.strays += len(astray)
+            if astray:
+                self.backlog.add_strays(astray, self._segment_of)
+                self.statistics.strays += len(astray)
+                self._reopen()
         self._counted(writer, finals)
         self._retire_resolved()
         return finals
 
     def _counted(self, writer: W, finals: list[Final[P]]) -> list[Final[P]]:
-        """Count records that were pending, and return them."""
         for final in finals:
             if final.failed:
                 self.statistics.failed.add((final.record.sequence,))
@@ -468,7 +464,10 @@ class PartitionSendState(Generic[P, W]):
 
     def _reopen(self) -> None:
         for writer in self.writers:
+            was_open = writer.open
             writer.open = not self.backlog.waits_for(writer.segment.id) and not self._blocked(writer)
+            if was_open and not writer.open:  # new records went there without being noted one by one
+                writer.newest = self.next_sequence - 1
 
     def _remember(self, writer: W) -> None:
         self.statistics.delivered[writer.segment.id] = writer.delivered

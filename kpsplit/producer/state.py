@@ -1,5 +1,7 @@
 """What the parts of one Producer share: routes, callbacks that wait, and the locks that guard everything.
 
+And what it reports about its records: statistics while it runs, certificates at its end.
+
 Lock order: ``poll_lock`` before ``lock``. ``lock`` guards routes, send states and what is held; ``poll_lock``
 makes one thread at a time take librdkafka's reports, so that a segment's ``done`` has a single writer.
 """
@@ -10,10 +12,10 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from struct import Struct
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from confluent_kafka import KafkaError, murmur2
@@ -23,7 +25,7 @@ from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.logical_message import is_identity
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.finality import Final, SegmentWriter
-from kpsplit.producer.locks import Busy, QuickLock
+from kpsplit.producer.locks import Busy, QuickLock, holds_lock, refuse_reentry
 from kpsplit.producer.messages import (
     Callback,
     PendingRecord,
@@ -33,22 +35,21 @@ from kpsplit.producer.messages import (
     logical_message,
     lost_message,
 )
-from kpsplit.producer.send_state import PartitionSendState, Tally
+from kpsplit.producer.send_state import PartitionSendState, SendCounts, Tally
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.data import STAMP_HEADER, prefix
+from kpsplit.splitter.records.data import instance_name, prefix
+from kpsplit.splitter.records.producers import Certificate
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
 """The error of a record that was acknowledged, and that the producer gave up before it was final."""
 STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
-
-_PREFIX_AND_NUMBER = Struct(">21sQ").pack
-stamp_header = STAMP_HEADER
-complete_stamp = _PREFIX_AND_NUMBER
 
 
 class RouteWriter(SegmentWriter[PendingRecord]):
@@ -81,8 +82,7 @@ class RouteWriter(SegmentWriter[PendingRecord]):
 SendState = PartitionSendState[PendingRecord, RouteWriter]
 
 
-class PassThrough:
-    """The route of a topic that is not enrolled."""
+class PassThrough: ...
 
 
 PASS_THROUGH = PassThrough()
@@ -100,7 +100,6 @@ class TopicRoute:
         self._sticky_until = 0.0
 
     def extend(self, send_states: list[SendState]) -> None:
-        """Take partitions that were added to the topic."""
         self.send_states.extend(send_states)
         self.count = len(self.send_states)
 
@@ -136,11 +135,7 @@ class TopicRoute:
 
 
 def check_partitioner(enrolment: Enrolment, configured: str) -> None:
-    """Refuse a producer that would choose partitions otherwise than the topic's other writers.
-
-    Raises:
-        ConfigurationError: the two differ; the message names both.
-    """
+    """Raise ConfigurationError for a producer that would choose partitions otherwise than other writers."""
     if enrolment.partitioner in (Partitioner.EXPLICIT, configured):
         return
     raise ConfigurationError(
@@ -158,15 +153,12 @@ class CallbackQueue:
         self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def __len__(self) -> int:
-        """Return how many callbacks wait."""
         return len(self._queue)
 
     def put(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Keep a callback until ``run``."""
         self._queue.append((callback, arguments))
 
     def clear(self) -> None:
-        """Forget all callbacks."""
         self._queue.clear()
 
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
@@ -255,8 +247,12 @@ class ProducerState:
         """Return whether the view of the control topic is still good."""
         return monotonic() < self.lease_until
 
+    def route(self, topic: str) -> TopicRoute | PassThrough | None:
+        """Return how a topic is treated, None if that is not known; that it passes through, with a lease."""
+        route = self.routes.get(topic)
+        return None if route is PASS_THROUGH and not self.lease_valid() else route
+
     def add_route(self, topic: str, route: TopicRoute) -> None:
-        """Route an enrolled topic from now on (``lock`` held)."""
         self.routes[topic] = route
         if route.by_crc and self.accepting:
             self.fast_routes[topic] = route.send_states
@@ -268,7 +264,6 @@ class ProducerState:
         self.fast_plain.clear()
 
     def remove_route(self, topic: str) -> None:
-        """Forget a topic's route (``lock`` held)."""
         route = self.routes.pop(topic, None)
         self.fast_routes.pop(topic, None)
         self.fast_plain.discard(topic)
@@ -278,12 +273,10 @@ class ProducerState:
                 send_state.backlog.leave()
 
     def clear_routes(self) -> None:
-        """Forget all routes (``lock`` held)."""
         for topic in list(self.routes):
             self.remove_route(topic)
 
     def send_states(self) -> list[SendState]:
-        """Return the fences of all enrolled topics."""
         return [
             f for route in self.routes.values() if isinstance(route, TopicRoute) for f in route.send_states
         ]
@@ -297,6 +290,27 @@ class ProducerState:
             writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
             writer.stamp_as(send_state.state, self.instance)
 
+    def refuse_in_child(self) -> None:
+        """Refuse everything from now on: this is a child process, and the threads stayed in the parent."""
+        self.lock.renew_after_fork()
+        self.poll_lock.renew_after_fork()
+        self.wake = threading.Event()
+        self.clear_routes()
+        self.unrouted.clear()
+        self.tally.count = 0
+        self.callbacks.clear()
+        self.forked = True
+        self.fatal = KpsplitError(
+            "this Producer was made before fork() and cannot be used in the child",
+            hint="make a new Producer in the child process",
+        )
+
+    @holds_lock
+    def locked(self, step: Callable[[], T]) -> T:
+        """Take one step under the lock; it calls nothing of the application's."""
+        with self.lock:
+            return step()
+
     # -- the lease and the transaction -------------------------------------------------------------
 
     def renew(self, until: float) -> None:
@@ -306,6 +320,8 @@ class ProducerState:
         """
         if self.ended or until <= monotonic():  # the library's thread was not quick enough to see that
             return
+        if not self.lease_valid():  # nor to see this: what rested on the last lease ends with it
+            self.lapse()
         self.lease_until = until
         for send_state in self.send_states():
             send_state.suspend(False)
@@ -328,7 +344,6 @@ class ProducerState:
         self.lapse()
 
     def transaction(self, active: bool, *, aborted: bool = False) -> None:
-        """Note the begin or end of the application's transaction (``lock`` held)."""
         self.in_transaction = active
         for send_state in self.send_states():
             send_state.transaction(active, aborted=aborted)
@@ -386,10 +401,6 @@ class ProducerState:
 
     # -- counts ---------------------------------------------------------------------------
 
-    def strays(self) -> int:
-        """Return how many records went astray so far."""
-        return sum(f.statistics.strays for f in self.send_states())
-
     def pending(self) -> int:
         """Return how many records the broker acknowledged that are not final yet."""
         return sum(f.pending() for f in self.send_states())
@@ -397,3 +408,93 @@ class ProducerState:
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
         return self.tally.count + self.pending() + len(self.callbacks)
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionStats(SendCounts):
+    """One enrolled logical partition, as this producer sees it. Counts are of records since the start.
+
+    ``fences``: how many fences it has seen; ``held``: how many records had to wait for a segment to open;
+    ``strays``: how many went astray and were sent again; ``next_sequence``: how many were accepted;
+    ``waiting``: how many wait now; ``pending``: acknowledged and not final yet; ``delivered``: reported as
+    delivered, per segment id; ``failed``: reported as failed.
+    """
+
+    epoch: int
+    segments: int
+    next_sequence: int
+    waiting: int
+    pending: int
+    delivered: dict[int, int]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStats:
+    """A producer's statistics. ``pauses_ms``: the length of each pause so far, in milliseconds."""
+
+    instance: str
+    lease_valid: bool
+    partitions: dict[str, PartitionStats]
+    pauses_ms: tuple[int, ...]
+    last_error: str | None
+
+    @property
+    def strays(self) -> int:
+        """How many records went astray and were sent again."""
+        return sum(p.strays for p in self.partitions.values())
+
+    @property
+    def held(self) -> int:
+        """How many records had to wait for a segment to open."""
+        return sum(p.held for p in self.partitions.values())
+
+
+@holds_lock
+def layout_stats(
+    state: ProducerState, pauses_ms: Sequence[int] = (), last_error: str | None = None
+) -> LayoutStats:
+    """Return what a producer knows about layouts, fences, held records and strays.
+
+    Raises:
+        KpsplitError: called by a signal handler in the middle of another call.
+    """
+    refuse_reentry(state.lock)
+    with state.lock:
+        partitions = {str(f.state.parent): _partition_stats(f) for f in state.send_states()}
+        valid = state.lease_valid()
+    return LayoutStats(instance_name(state.instance), valid, partitions, tuple(pauses_ms), last_error)
+
+
+@holds_lock
+def certificates(state: ProducerState) -> dict[str, Certificate]:
+    """Return what was delivered and what failed, per partition to which anything was sent.
+
+    Three kinds of partitions get no certificate. One where a number neither was delivered nor failed (its
+    report was lost, or has not come): a verification would take it for a lost record. One whose topic was
+    made again meanwhile: some of the numbers lie in the topic that is gone. One where too many records failed
+    to list their numbers.
+    """
+    found: dict[str, Certificate] = {}
+    with state.lock:
+        for one in state.send_states():
+            if one.next_sequence > 0 and one.state.topic_id == one.topic_id:
+                delivered = {str(segment): count for segment, count in one.delivered().items()}
+                failed = tuple(one.statistics.failed.numbers() or ())
+                if sum(delivered.values()) + len(failed) == one.next_sequence:
+                    said = Certificate(one.next_sequence, delivered, failed, one.topic_id)
+                    found[str(one.state.parent)] = said
+    return found
+
+
+def _partition_stats(send_state: SendState) -> PartitionStats:
+    return PartitionStats(
+        epoch=send_state.state.epoch,
+        segments=len(send_state.writers),
+        next_sequence=send_state.next_sequence,
+        waiting=send_state.waiting(),
+        pending=send_state.pending(),
+        delivered=send_state.delivered(),
+        failed=send_state.statistics.failed.count,
+        **{count.name: getattr(send_state.statistics, count.name) for count in fields(SendCounts)},
+    )

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.spark_jobs.data_source import register
     from kpsplit.spark_jobs.plan import size_split
     from kpsplit.spark_jobs.session import REDACTED, local_session
     from kpsplit.spark_jobs.streaming.source import read_logical_stream
     from kpsplit.spark_jobs.verification.findings import Verdict
     from kpsplit.spark_jobs.verification.job import findings_frame, verify
-    from kpsplit.spark_jobs.view import read_logical
+    from kpsplit.spark_jobs.view import read_logical, register
 
 __all__ = [
     "read_logical",
@@ -35,7 +34,7 @@ __getattr__ = lazy_names(
     {
         "read_logical": "kpsplit.spark_jobs.view",
         "read_logical_stream": "kpsplit.spark_jobs.streaming.source",
-        "register": "kpsplit.spark_jobs.data_source",
+        "register": "kpsplit.spark_jobs.view",
         "size_split": "kpsplit.spark_jobs.plan",
         "local_session": "kpsplit.spark_jobs.session",
         "REDACTED": "kpsplit.spark_jobs.session",

@@ -20,23 +20,17 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _FILES = {
-    "ssl.ca.location": ("ssl.truststore.certificates", ("ssl.truststore.type", "PEM")),
-    "ssl.certificate.location": ("ssl.keystore.certificate.chain", ("ssl.keystore.type", "PEM")),
-    "ssl.key.location": ("ssl.keystore.key", ("ssl.keystore.type", "PEM")),
+    "ssl.ca.location": ("ssl.truststore.certificates", "ssl.truststore.type"),
+    "ssl.certificate.location": ("ssl.keystore.certificate.chain", "ssl.keystore.type"),
+    "ssl.key.location": ("ssl.keystore.key", "ssl.keystore.type"),
 }
-_CONTENTS = {
-    "ssl.ca.location": "ssl.ca.pem",
-    "ssl.certificate.location": "ssl.certificate.pem",
-    "ssl.key.location": "ssl.key.pem",
+"""Java's names for what a file holds, and for its form."""
+_CONVERTED: dict[str, Callable[[str], str]] = {
+    "security.protocol": str.upper,
+    "ssl.key.password": str,
+    "ssl.endpoint.identification.algorithm": lambda value: "" if value.lower() == "none" else value,
 }
-_RENAMED: dict[str, tuple[str, Callable[[str], str]]] = {
-    "security.protocol": ("security.protocol", str.upper),
-    "ssl.key.password": ("ssl.key.password", str),
-    "ssl.endpoint.identification.algorithm": (
-        "ssl.endpoint.identification.algorithm",
-        lambda value: "" if value.lower() == "none" else value,
-    ),
-}
+"""What has one name in both."""
 _RECORDS_PER_POLL = {"kafka.max.poll.records": "5000"}
 """After each poll Spark's connector asks for the ends of the log and fetches anew: Kafka's 500 are dear."""
 _SASL = {"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
@@ -56,7 +50,9 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
         ConfigurationError: a security property has no counterpart; its value is never shown.
     """
     given = dict(own or {})
-    options = {"kafka.bootstrap.servers": _servers(connection.bootstrap)}
+    # librdkafka allows a protocol before each broker (``SSL://host:9093``), Java does not.
+    servers = [s.strip().rpartition("://")[2] for s in connection.bootstrap.split(",") if s.strip()]
+    options = {"kafka.bootstrap.servers": ",".join(servers)}
     if not any(name.removeprefix("kafka.").startswith(("security.", "sasl.", "ssl.")) for name in given):
         options |= {f"kafka.{name}": value for name, value in _security(connection.properties).items()}
     options |= _RECORDS_PER_POLL | given
@@ -65,15 +61,11 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
 
 
 def portable(properties: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Return librdkafka's properties in a form that means the same on any machine.
-
-    Raises:
-        ConfigurationError: a value is no text or number, or a file cannot be read; no value is shown.
-    """
+    """Return librdkafka's properties in a form that means the same on any machine."""
     found: dict[str, str | int | float | bool] = {}
     for name, value in properties.items():
-        if name in _CONTENTS and value is not None:
-            found[_CONTENTS[name]] = _content(name, str(value))
+        if name in _FILES and value is not None:
+            found[f"{name.removesuffix('location')}pem"] = _content(name, str(value))
         elif isinstance(value, str | int | float | bool):
             found[name] = value
         elif value is not None:
@@ -89,21 +81,17 @@ def _security(properties: Mapping[str, Any]) -> dict[str, str]:
     for name, value in properties.items():
         if not name.startswith(_SECURITY) or name in _SASL or value is None:
             continue
-        settings.update(_one(name, value))
+        if name in _CONVERTED:
+            settings[name] = _CONVERTED[name](str(value))
+        elif name in _FILES:
+            java, form = _FILES[name]
+            settings |= {java: _content(name, str(value)), form: "PEM"}
+        else:
+            raise ConfigurationError(
+                f"the property {name} has no counterpart in Spark's Kafka connector",
+                hint="give Java's properties as options: kafka.security.protocol and so on",
+            )
     return settings | _sasl(properties)
-
-
-def _one(name: str, value: Any) -> dict[str, str]:
-    if name in _RENAMED:
-        java, convert = _RENAMED[name]
-        return {java: convert(str(value))}
-    if name in _FILES:
-        java, also = _FILES[name]
-        return {java: _content(name, str(value)), also[0]: also[1]}
-    raise ConfigurationError(
-        f"the property {name} has no counterpart in Spark's Kafka connector",
-        hint="give Java's properties as options: kafka.security.protocol and so on",
-    )
 
 
 def _content(name: str, path: str) -> str:
@@ -133,8 +121,3 @@ def _sasl(properties: Mapping[str, Any]) -> dict[str, str]:
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _servers(listed: str) -> str:
-    """Return the brokers without the protocol that librdkafka allows before each (``SSL://host:9093``)."""
-    return ",".join(s.strip().rpartition("://")[2] for s in listed.split(",") if s.strip())

@@ -50,6 +50,9 @@ from kpsplit.splitter.records.producers import ProducerRegistration, is_registra
 PATIENCE = 60.0
 _LOOK_AGAIN = 0.1
 
+Ends = dict[PhysicalPartition, LogEnds]
+Gone = dict[PhysicalPartition, GapReason]
+
 
 class Gatherer:
     """Takes snapshots of one topic. Not thread safe.
@@ -81,9 +84,8 @@ class Gatherer:
 
         Raises:
             UsageError: no such topic or partition, or not enrolled.
-            FutureVersionError: a record of kpsplit's topics is newer than this code.
-            DeadlineExceededError: an operation under way did not finish in time.
-            KpsplitError: the brokers cannot be reached, or a right is missing.
+            KpsplitError: an operation under way did not finish in time; a record of kpsplit's topics is newer
+                than this code; the brokers cannot be reached, or a right is missing.
         """
         parents = self._parents()
         for topic in OWN_TOPICS if with_groups else (CONTROL_TOPIC,):
@@ -116,9 +118,7 @@ class Gatherer:
 
     def _states_and_bounds(
         self, parents: list[PhysicalPartition]
-    ) -> tuple[
-        tuple[PartitionState, ...], dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]
-    ]:
+    ) -> tuple[tuple[PartitionState, ...], Ends, Gone]:
         tail = ControlTail(self._connection)
         try:
             states = self._settled(tail, parents)
@@ -153,18 +153,12 @@ class Gatherer:
             )
 
     def _pause(self, why: str, next_step: str) -> None:
-        """Wait a moment before looking again.
-
-        Raises:
-            DeadlineExceededError: the time is over.
-        """
+        """Wait a moment before looking again, while there is time."""
         if self._limit.left() <= 0:
             raise DeadlineExceededError(why, hint=next_step)
         time.sleep(min(_LOOK_AGAIN, self._limit.left()))
 
-    def _bounds(
-        self, states: Iterable[PartitionState]
-    ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]]:
+    def _bounds(self, states: Iterable[PartitionState]) -> tuple[Ends, Gone]:
         owners = {source: state for state in states for source in state.lineage.sources()}
         while True:
             gone = wrong_topics(self._admin, owners, self._limit)
@@ -279,12 +273,8 @@ class Gatherer:
 
 def wrong_topics(
     admin: ClusterAdmin, owners: Mapping[PhysicalPartition, PartitionState], deadline: Deadline
-) -> dict[PhysicalPartition, GapReason]:
-    """Return which physical partitions hold nothing of the logical ones that own them any more, and why.
-
-    Raises:
-        DeadlineExceededError: the brokers did not agree in time on whether a topic is gone.
-    """
+) -> Gone:
+    """Return which physical partitions hold nothing of the logical ones that own them any more, and why."""
     asked = {source.topic for source, state in owners.items() if not state.is_retired(source.topic)}
     known = admin.certain(asked, deadline)
     ids = {topic: found.topic_id for topic, found in known.items() if found is not None}
@@ -305,11 +295,7 @@ def held_up(
 
 
 def state_of(tail: ControlTail, parent: PhysicalPartition) -> PartitionState:
-    """Return the state of a logical partition as far as the control topic was read.
-
-    Raises:
-        UsageError: its topic is not enrolled.
-    """
+    """Return the state of a logical partition as far as the control topic was read."""
     state = tail.view.state(parent)
     if state is None:
         raise tail.view.not_enrolled(parent.topic)

@@ -16,16 +16,17 @@ from pathlib import Path
 
 from kpsplit.devcluster.jars import (
     LIST,
+    Java,
     WantedJars,
     cache_folder,
     faults,
     fetch,
+    find_java,
     locked,
     put_in_place,
     read_list,
     write_list,
 )
-from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 
 _HERE = Path(__file__).parent
@@ -34,11 +35,6 @@ KAFKA_CLIENTS = "3.9.2"
 
 
 def spark_version() -> str:
-    """Return the version of the installed PySpark.
-
-    Raises:
-        KpsplitError: there is none.
-    """
     if find_spec("pyspark") is None:
         raise KpsplitError("PySpark is not installed", hint="run: pip install 'kpsplit[spark]'")
     return str(import_module("pyspark").__version__)
@@ -53,9 +49,7 @@ def connector_coordinates(spark: str | None = None) -> str:
 def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Path:
     """Return the folder with the connector's jars, downloaded first if that is needed.
 
-    Args:
-        java: the runtime that runs Ivy; found when not given.
-        cache: parent of the folder; the user's cache folder when not given.
+    ``java``: the runtime that runs Ivy; ``cache``: parent of the folder. Both are found when not given.
 
     Raises:
         KpsplitError: no PySpark, no Java, no network, or not the jars that the list names.
@@ -84,7 +78,6 @@ def _expected(folder: Path, spark: str) -> Mapping[str, str]:
 
 
 def _wrong(folder: Path, spark: str) -> str | None:
-    """Return what is wrong with the jars in a folder, None if all is well."""
     expected = _expected(folder, spark)
     found = faults(folder, expected) if expected else ["they are not there"]
     return "; ".join(found[:3]) or None

@@ -38,17 +38,6 @@ def by_hash(view: DataFrame) -> DataFrame:
     )
 
 
-def heaviest(hashes: DataFrame, weight: str, most: int) -> DataFrame:
-    """Return the heaviest hashes, heaviest first."""
-    return hashes.orderBy(F.desc(weight), "key_hash").limit(most)
-
-
-def by_cell(hashes: DataFrame, weight: str) -> DataFrame:
-    """Return weight and records of every cell that has any: at most 65,536 rows."""
-    cell = F.shiftright("key_hash", CELL_BITS).alias("cell")
-    return hashes.groupBy(cell).agg(F.sum(weight).alias("weight"), F.sum("records").alias("records"))
-
-
 HEAVY = 500
 """So many of the heaviest hashes are weighed one by one; the others cell by cell."""
 
@@ -76,10 +65,12 @@ def size_split(view: DataFrame, parts: int, whole: KeyRange = WHOLE, weight: Wei
         UsageError: the number of ranges is out of bounds, or the range is too narrow.
     """
     inside = (view["key_hash"] >= whole.lo) & (view["key_hash"] < whole.hi)
+    cell_ = F.shiftright("key_hash", CELL_BITS).alias("cell")
+    sums = F.sum(weight).alias("weight"), F.sum("records").alias("records")
     hashes = by_hash(view.where(inside)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        heavy = heaviest(hashes, weight, HEAVY).collect()
-        cells = by_cell(hashes, weight).collect()
+        heavy = hashes.orderBy(F.desc(weight), "key_hash").limit(HEAVY).collect()
+        cells = hashes.groupBy(cell_).agg(*sums).collect()  # at most 65,536 rows
     finally:
         hashes.unpersist()
     rest = {row.cell: (row.weight, row.records) for row in cells}

@@ -1,7 +1,7 @@
 """Raw records of physical partitions → the records of the logical partitions. DataFrame in, DataFrame out.
 
 Native expressions only: no session, and no Python on the data path. The rules are those of
-``splitter.reading`` and ``consumer.fetch.logical_record``.
+``splitter.reading`` and ``consumer.fetch.record_filter``.
 
 The stamp is the last header of a record that kpsplit wrote, so most records take the first branch of
 ``with_our_headers``; only those with other headers after it, or with none of ours, are searched.
@@ -9,10 +9,27 @@ The stamp is the last header of a record that kpsplit wrote, so most records tak
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from kpsplit.spark_jobs.schemas import Fate
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kpsplit.spark_jobs.regions import Fate
 from kpsplit.splitter.key_range import KEY_SPACE, MULTIPLIER
 from kpsplit.splitter.records.data import (
     MARKER_FORM,
@@ -26,6 +43,52 @@ from kpsplit.splitter.records.data import (
 from kpsplit.splitter.records.keys import MAX_PARTITION
 from kpsplit.splitter.records.strict_json import ANY_VERSION, MAX_BYTES
 
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_KINDS: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "boolean": BooleanType(),
+    "binary": BinaryType(),
+    "timestamp": TimestampType(),
+    "bigints": ArrayType(LongType()),
+    "headers": _HEADERS,
+}
+
+
+def schema(columns: str) -> StructType:
+    """Make a schema of "name kind, …", as in SQL. Spark's own parser of that needs a session."""
+    pairs = (column.split() for column in columns.split(","))
+    return StructType([StructField(name, _KINDS[kind]) for name, kind in pairs])
+
+
+_REGION = """logical_topic string, logical_partition int, home binary, segment bigint, lo bigint, hi bigint,
+    start bigint, end bigint, base bigint, stride bigint, opened_epoch bigint, newest_epoch bigint"""
+
+KAFKA = schema(
+    """key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp,
+    timestampType int, headers headers"""
+)
+"""Kafka's own source, with headers."""
+
+REGIONS = schema(f"topic string, partition int, first bigint, behind bigint, {_REGION}")
+"""What the offsets [first, behind) of a physical partition are (``regions``); null: nothing of ours.
+
+``home``: what stamps call the physical partition.
+"""
+
+PLACED = StructType([*KAFKA.fields, *schema(_REGION).fields])
+"""``topic``, ``partition`` and ``offset`` are the physical ones."""
+
+
+def small_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType) -> DataFrame:
+    """Return rows of a schema as a DataFrame: a part of the plan, without a job or a worker."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrow = to_arrow_schema(schema)
+    arrays = [pa.array(values, of.type) for values, of in zip(columns, arrow, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
+
+
 _VERSION = f"{STAMP_VERSION:02X}"
 
 _FORMS = " OR ".join(
@@ -34,6 +97,7 @@ _FORMS = " OR ".join(
 )
 _IS_STAMP = f"h.key = '{STAMP_HEADER}' AND ({_FORMS})"
 _IS_COPY = f"octet_length(stamp) = {STAMP_SIZES[STAMP_VERSION]} AND substring(stamp, 14, 8) != home"
+_OF_APPLICATION = f"filter(headers, h -> h.key != '{STAMP_HEADER}')"
 _LAST = "get(headers, size(headers) - 1)"
 _TEXT = "cast(h.value AS STRING)"
 
@@ -58,10 +122,10 @@ _IS_NEWER = f"""(h.key = '{STAMP_HEADER}' AND hex(substring(h.value, 1, 1)) > '{
 
 
 def with_our_headers(records: DataFrame) -> DataFrame:
-    """Add ``stamp`` (its bytes, or null), ``is_marker`` and ``is_newer`` (a newer format) to records.
+    """Add ``stamp`` (its bytes, or null), ``marker_of`` and ``is_newer`` (a newer format) to records.
 
-    ``marker_of``: the logical partition that a marker names, as ``topic/partition``. The stamp is null too
-    where it was made for another physical partition than ``home``: the record is a copy.
+    ``marker_of``: the logical partition that a marker names, as ``topic/partition``; null: it is no marker.
+    The stamp is null too where it was made for another physical partition than ``home``: a copy.
 
     Garbage under one of our names is none of them: no data are lost by it.
     """
@@ -76,20 +140,13 @@ def with_our_headers(records: DataFrame) -> DataFrame:
         .when(stamped_last, F.expr(f"{_LAST}.value"))
         .otherwise(searched)
         .alias("stamp"),
-        _searched(plain, _IS_MARKER).alias("is_marker"),
-        _searched(plain, _IS_NEWER).alias("is_newer"),
+        (~plain & F.coalesce(F.expr(f"exists(headers, h -> {_IS_NEWER})"), F.lit(False))).alias("is_newer"),
         F.when(~plain, F.expr(_MARKER_OF)).alias("marker_of"),
     )
     return found.withColumn("stamp", F.when(F.expr(_IS_COPY), None).otherwise(F.col("stamp")))
 
 
-def _searched(plain: Column, condition: str) -> Column:
-    found = F.coalesce(F.expr(f"exists(headers, h -> {condition})"), F.lit(False))
-    return F.when(plain, F.lit(False)).otherwise(found)
-
-
 def stamp_epoch() -> Column:
-    """The epoch in the stamp."""
     return F.conv(F.hex(F.substring("stamp", 2, 4)), 16, 10).cast("bigint")
 
 
@@ -101,11 +158,6 @@ def stamp_instance() -> Column:
 def stamp_sequence() -> Column:
     """The sequence number in the stamp; null for one that no producer ever reaches (2^63 and more)."""
     return F.expr("try_cast(conv(hex(substring(stamp, -8, 8)), 16, 10) AS bigint)")
-
-
-def without_stamp() -> Column:
-    """The application's own headers."""
-    return F.expr(f"filter(headers, h -> h.key != '{STAMP_HEADER}')")
 
 
 def hash_of(data: Column) -> Column:
@@ -142,9 +194,9 @@ def fate() -> Column:
     ours = F.col("marker_of") == F.concat_ws("/", "logical_topic", "logical_partition")
     return (
         F.when(F.col("is_newer"), _is(Fate.NEWER))
-        .when(at_end & F.col("is_marker") & ours, _is(Fate.MARKER))
+        .when(at_end & ours, _is(Fate.MARKER))
         .when(at_end, _is(Fate.NOT_THE_MARKER))
-        .when(F.col("is_marker"), _is(Fate.ORPHAN_MARKER))
+        .when(F.col("marker_of").isNotNull(), _is(Fate.ORPHAN_MARKER))
         .when(stamped & (stamp_epoch() > F.col("newest_epoch")), _is(Fate.UNKNOWN_EPOCH))
         .when(F.col("segment").isNull() & stamped, _is(Fate.STRAY))
         .when(F.col("segment").isNull(), _is(Fate.BEHIND_THE_END))
@@ -155,7 +207,6 @@ def fate() -> Column:
 
 
 def logical_offset() -> Column:
-    """The logical offset of a record inside a segment."""
     return F.col("base") + F.col("stride") * (F.col("offset") - F.col("start"))
 
 
@@ -164,17 +215,6 @@ def _is(fate: Fate) -> Column:
 
 
 NEWER = "kpsplit: a record was written by a newer version of kpsplit; upgrade kpsplit"
-
-
-def logical_records(raw: DataFrame, regions: DataFrame, *, include_headers: bool = False) -> DataFrame:
-    """Return what readers of the logical partitions are given.
-
-    Args:
-        raw: records as Kafka's source has them, with ``headers``.
-        regions: the stretches that are wanted (``schemas.REGIONS``).
-        include_headers: whether to keep the application's own headers.
-    """
-    return delivered(placed(raw, regions), include_headers=include_headers)
 
 
 def delivered(records: DataFrame, *, include_headers: bool = False) -> DataFrame:
@@ -195,7 +235,7 @@ def delivered(records: DataFrame, *, include_headers: bool = False) -> DataFrame
             logical_offset().alias("offset"),
             "timestamp",
             "timestampType",
-            *([without_stamp().alias("headers")] if include_headers else []),
+            *([F.expr(_OF_APPLICATION).alias("headers")] if include_headers else []),
             logical_offset().alias("logical_offset"),
             F.col("opened_epoch").alias("epoch"),
             "segment",

@@ -10,11 +10,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 
 from kpsplit.errors import UsageError
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+
+
+class Fate(IntEnum):
+    """What becomes of a record, by its place and its stamp (``splitter.reading``); a number is narrow."""
+
+    DATA = 0
+    """Delivered."""
+    STRAY = 1
+    """Skipped: its producer sends it again."""
+    MARKER = 2
+    """The marker at a segment's end."""
+    ORPHAN_MARKER = 3
+    """A marker of an attempt that ended nothing here."""
+    NOT_THE_MARKER = 4
+    """A record where the lineage has a marker, or another partition's marker: not the log that was cut."""
+    UNKNOWN_EPOCH = 5
+    """A stamp of an epoch that was never reached."""
+    BEHIND_THE_END = 6
+    """An unstamped record where nothing of this logical partition is stored."""
+    NEWER = 7
+    """A stamp or marker of a newer format: reading on would be guessing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +50,15 @@ class Region:
     segment: Segment | None
 
     def row(self) -> tuple[object, ...]:
-        """Return the row of ``schemas.REGIONS``."""
-        parent, s = self.state.parent, self.segment
-        home = self.state.home(self.source).to_bytes(8, "big")
-        place = (*_flat(self.source), self.first, self.behind, *_flat(parent), home)
+        """Return the row of ``records.REGIONS``."""
+        source, parent, s = self.source, self.state.parent, self.segment
+        home = self.state.home(source).to_bytes(8, "big")
+        place = source.topic, source.partition, self.first, self.behind, parent.topic, parent.partition, home
         if s is None:
-            return (*place, None, None, None, None, None, None, None, None, self.state.epoch)
-        numbers = s.progression
-        return (
-            *(*place, s.id, s.range.lo, s.range.hi, s.start, s.end),
-            *(numbers.base, numbers.stride, s.opened_epoch, self.state.epoch),
-        )
-
-
-def _flat(place: PhysicalPartition) -> tuple[str, int]:
-    return place.topic, place.partition
+            return (*place, *[None] * 8, self.state.epoch)
+        numbers = s.progression.base, s.progression.stride
+        held = s.id, s.range.lo, s.range.hi, s.start, s.end, *numbers, s.opened_epoch
+        return (*place, *held, self.state.epoch)
 
 
 def all_regions(state: PartitionState) -> list[Region]:
@@ -59,16 +75,6 @@ def _of_source(state: PartitionState, source: PhysicalPartition) -> Iterator[Reg
         yield Region(state, source, segment.start, behind, segment)
     if behind < MAX_OFFSET:
         yield Region(state, source, behind, MAX_OFFSET, None)
-
-
-def stretches(state: PartitionState, bounds: Mapping[int, tuple[int, int]]) -> list[Region]:
-    """Return the parts of segments that are to be delivered: per segment id the offsets [first, behind)."""
-    return [
-        Region(state, s.source, first, behind, s)
-        for s in state.lineage
-        for first, behind in [bounds.get(s.id, (0, 0))]
-        if first < behind
-    ]
 
 
 def ranges_to_scan(regions: Iterable[Region]) -> dict[PhysicalPartition, tuple[int, int]]:
@@ -123,9 +129,7 @@ def timestamp_ms(bound: Bound) -> int | None:
             return int(aware.timestamp() * 1000)
         case int() if not isinstance(bound, bool):
             return bound
-        case "earliest" | "latest":
-            return None
-        case Mapping():
+        case "earliest" | "latest" | Mapping():
             return None
     raise UsageError(
         f"{bound!r} is neither an offset nor a time",
@@ -134,11 +138,7 @@ def timestamp_ms(bound: Bound) -> int | None:
 
 
 def check_batch_bounds(start: Bound, end: Bound) -> None:
-    """Raise if there can be no record between two bounds; Kafka's own source refuses the same.
-
-    Raises:
-        UsageError: a batch from ``latest``, or to ``earliest``.
-    """
+    """Refuse a batch from ``latest``, or to ``earliest``, as Kafka's own source does."""
     if start == "latest":
         raise UsageError("a batch cannot start at latest", hint="give earliest, a time or logical offsets")
     if end == "earliest":
@@ -146,11 +146,7 @@ def check_batch_bounds(start: Bound, end: Bound) -> None:
 
 
 def limit(bound: Bound, found: FirstOffsets | None, partitions: set[int]) -> Limit:
-    """Return the limit that a bound names; ``found``: the logs' offsets of its time.
-
-    Raises:
-        UsageError: it names a partition that is not read.
-    """
+    """Return the limit that a bound names; ``found``: the logs' offsets of its time."""
     if found is not None:
         return Limit({}, found)
     logical = bound if isinstance(bound, Mapping) else {}
@@ -159,37 +155,30 @@ def limit(bound: Bound, found: FirstOffsets | None, partitions: set[int]) -> Lim
     return Limit(logical)
 
 
-def wanted(
-    snapshot: Snapshot, start: Limit, end: Limit
-) -> list[tuple[PartitionState, dict[int, tuple[int, int]]]]:
-    """Return the offsets [first, behind) that are read, per logical partition and segment id.
+def wanted(snapshot: Snapshot, start: Limit, end: Limit) -> list[Region]:
+    """Return what is read of each segment.
 
     Raises:
         UsageError: a logical offset was asked for that is not in the logs any more.
     """
     _refuse_lost(snapshot, start, end)
-    return [
-        (state, {s.id: _stretch(snapshot, state, s, start, end) for s in state.lineage})
-        for state in snapshot.states
-    ]
-
-
-def _stretch(
-    snapshot: Snapshot, state: PartitionState, segment: Segment, start: Limit, end: Limit
-) -> tuple[int, int]:
-    first, behind = snapshot.readable(state, segment)
-    partition = state.parent.partition
-    return max(first, start.at(segment, partition, first)), min(behind, end.at(segment, partition, behind))
+    found = []
+    for state in snapshot.states:
+        number = state.parent.partition
+        for s in state.lineage:
+            first, behind = snapshot.readable(s)
+            first, behind = max(first, start.at(s, number, first)), min(behind, end.at(s, number, behind))
+            if first < behind:
+                found.append(Region(state, s.source, first, behind, s))
+    return found
 
 
 def _refuse_lost(snapshot: Snapshot, start: Limit, end: Limit) -> None:
     for lost in snapshot.lost():
         partition = lost.state.parent.partition
         behind = _FAR if lost.behind is None else lost.behind
-        asked = start.at(lost.segment, partition, behind)
-        if partition in start.logical and max(asked, lost.first) < min(
-            behind, end.at(lost.segment, partition, behind)
-        ):
+        first, last = (limit.at(lost.segment, partition, behind) for limit in (start, end))
+        if partition in start.logical and max(first, lost.first) < min(behind, last):
             raise UsageError(
                 f"{lost.state.parent}: records from {start.logical[partition]} on are gone ({lost})",
                 hint="start at earliest, or at a later offset",

@@ -7,6 +7,7 @@ operator that cut.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,13 +16,13 @@ from datetime import UTC, datetime
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaException, Message
 
 from kpsplit import __version__
+from kpsplit import pages as html
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_tail import read_at
-from kpsplit.pages import html
-from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
+from kpsplit.pages import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import Severity, Verdict, result_line
@@ -48,10 +49,10 @@ class Times:
 def times_of(connection: Connection, snapshot: Snapshot, seconds: float) -> Times:
     """Return the times of a snapshot's epochs, as far as they can be read within some seconds."""
     taken, limit = time.time_ns() // 1_000_000, Deadline(seconds)
-    wanted: dict[PhysicalPartition, list[tuple[int, PhysicalPartition, int]]] = {}
+    wanted: dict[PhysicalPartition, list[tuple[int, PhysicalPartition, int]]] = defaultdict(list)
     for state in snapshot.states:
         for epoch, place, offset in beginnings(snapshot, state):
-            wanted.setdefault(place, []).append((offset, state.parent, epoch))
+            wanted[place].append((offset, state.parent, epoch))
     for asked in wanted.values():
         asked.sort(reverse=True)
     found: dict[PhysicalPartition, dict[int, int]] = {}
@@ -76,10 +77,11 @@ def beginnings(snapshot: Snapshot, state: PartitionState) -> Iterator[tuple[int,
     first = snapshot.bounds.get(state.parent)
     if first is not None and first.low == 0 < first.high:
         yield 0, state.parent, 0
-    ended = {}
-    for s in state.lineage:
-        if s.closed_epoch is not None and s.end is not None and snapshot.holds(s.source, s.end):
-            ended[s.closed_epoch] = s.source, s.end
+    ended = {
+        s.closed_epoch: (s.source, s.end)
+        for s in state.lineage
+        if s.closed_epoch is not None and s.end is not None and snapshot.holds(s.source, s.end)
+    }
     for epoch, (place, offset) in ended.items():
         yield epoch, place, offset
 
@@ -122,7 +124,7 @@ def report_page(verdict: Verdict, times: Times | None = None) -> str:
         html.section("Checks", "What was proven or refuted.", _checks(verdict)),
         *_unjudged(verdict),
         *(_lineage(verdict, state, times, gone) for state in split[:MOST_PARTITIONS]),
-        *_not_drawn(len(split) - MOST_PARTITIONS),
+        *_more("{:,} more partitions were split; they are not drawn.", len(split) - MOST_PARTITIONS),
         _segments(verdict, gone),
         *_pauses(verdict),
         *_drain(verdict),
@@ -148,10 +150,8 @@ def _gone(verdict: Verdict) -> Gone:
 
 
 def _checks(verdict: Verdict) -> html.Html:
-    rows = [
-        (verdict.outcome(name), name, meaning, str(len(verdict.of(name))))
-        for name, meaning in verdict.checks.items()
-    ]
+    checks = verdict.checks.items()
+    rows = [(verdict.outcome(name), name, text, str(len(verdict.of(name)))) for name, text in checks]
     return html.table(("outcome", "check", "meaning", "rows"), rows)
 
 
@@ -184,9 +184,8 @@ def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone:
     return html.section(f"Lineage of {state.parent}", explained, drawn)
 
 
-def _not_drawn(more: int) -> Iterator[html.Html]:
-    if more > 0:
-        yield html.paragraph(f"{more} more partitions were split; they are not drawn.")
+def _more(words: str, more: int) -> list[html.Html]:
+    return [html.paragraph(words.format(more))] if more > 0 else []
 
 
 def _segments(verdict: Verdict, gone: Gone) -> html.Html:
@@ -200,9 +199,8 @@ def _segments(verdict: Verdict, gone: Gone) -> html.Html:
         counts = f"{total.data:,}", bar, f"{total.strays:,}"
         rows.append((str(total.parent), f"{segment.id} {segment.kind}", str(segment.source), *counts, state))
     columns = ("partition", "segment", "place", "records", f"0 to {most:,} records", "strays", "state")
-    return html.section(
-        "Records per segment", "Delivered records; strays are skipped.", html.table(columns, rows)
-    )
+    explained = "Delivered records; strays are skipped."
+    return html.section("Records per segment", explained, html.table(columns, rows))
 
 
 def _pauses(verdict: Verdict) -> Iterator[html.Html]:
@@ -218,19 +216,14 @@ def _pauses(verdict: Verdict) -> Iterator[html.Html]:
     most = max(pause.pause_ms for _, _, pause in found)
     rows = [
         (
-            record.client_id,
-            instance_name(record.instance),
-            parent,
-            f"{pause.pause_ms:,}",
-            html.bar(pause.pause_ms, most, PAUSE_COLOUR),
-            f"{pause.held:,}",
+            *(record.client_id, instance_name(record.instance), parent, f"{pause.pause_ms:,}"),
+            *(html.bar(pause.pause_ms, most, PAUSE_COLOUR), f"{pause.held:,}"),
         )
         for record, parent, pause in found
     ]
     columns = ("client id", "producer", "partition", "pause ms", f"0 to {most:,} ms", "records held")
-    yield html.section(
-        "Pauses", "What the latest operation on each partition cost each producer.", html.table(columns, rows)
-    )
+    explained = "What the latest operation on each partition cost each producer."
+    yield html.section("Pauses", explained, html.table(columns, rows))
 
 
 def _drain(verdict: Verdict) -> Iterator[html.Html]:
@@ -259,8 +252,7 @@ def _findings(verdict: Verdict) -> Iterator[html.Html]:
         )
         for f in found[:MOST_FINDINGS]
     ]
-    more = len(found) - MOST_FINDINGS
-    rest = [html.paragraph(f"{more:,} more.")] if more > 0 else []
+    rest = _more("{:,} more.", len(found) - MOST_FINDINGS)
     columns = (
         *("severity", "check", "partition", "what", "segment", "client id", "producer", "group"),
         *("first", "last", "count"),

@@ -34,7 +34,6 @@ class Lost:
     reason: GapReason
 
     def __str__(self) -> str:
-        """Return it as people read it."""
         last = "" if self.behind is None else f" to {self.behind - 1}"
         extent = f"offsets {self.first}{last} of {self.segment.source}"
         return f"segment {self.segment.id}: {extent}: {self.reason.phrase}"
@@ -53,7 +52,6 @@ class LoggedCommit:
 
     @property
     def log(self) -> PhysicalPartition:
-        """The partition of the offset log."""
         return PhysicalPartition(OFFSETS_TOPIC, self.log_partition)
 
 
@@ -76,10 +74,17 @@ class Snapshot:
     garbage: tuple[str, ...] = ()
     unread: frozenset[PhysicalPartition] = frozenset()
 
-    def readable(self, state: PartitionState, segment: Segment) -> tuple[int, int]:
+    def ends(self, place: PhysicalPartition) -> LogEnds | None:
+        """Return the ends of a log; None: nothing of ours can be read of it."""
+        return None if place in self.gone else self.bounds.get(place)
+
+    def owners(self) -> dict[PhysicalPartition, int]:
+        return {s.source: state.parent.partition for state in self.states for s in state.lineage}
+
+    def readable(self, segment: Segment) -> tuple[int, int]:
         """Return the offsets [first, behind) of a segment that can be read; empty if nothing can."""
-        bounds = self.bounds.get(segment.source)
-        if bounds is None or segment.source in self.gone:
+        bounds = self.ends(segment.source)
+        if bounds is None:
             return segment.start, segment.start
         end = bounds.stable if segment.end is None else min(segment.end, bounds.high)
         first = max(segment.start, bounds.low)
@@ -87,20 +92,18 @@ class Snapshot:
 
     def holds(self, place: PhysicalPartition, offset: int) -> bool:
         """Return whether what a log has at an offset has neither expired nor gone with its topic."""
-        bounds = self.bounds.get(place)
-        return bounds is not None and place not in self.gone and bounds.low <= offset
+        bounds = self.ends(place)
+        return bounds is not None and bounds.low <= offset
 
     def lost(self) -> list[Lost]:
-        """Return everything that segments had and that cannot be read."""
         return [lost for state in self.states for s in state.lineage for lost in self._lost_of(state, s)]
 
     def _lost_of(self, state: PartitionState, segment: Segment) -> list[Lost]:
-        reason = self.gone.get(segment.source)
-        bounds = self.bounds.get(segment.source)
-        if reason is not None or bounds is None:
+        bounds = self.ends(segment.source)
+        if bounds is None:
+            reason = self.gone.get(segment.source, GapReason.MISSING)
             nothing = segment.end == segment.start
-            whole = Lost(state, segment, segment.start, segment.end, reason or GapReason.MISSING)
-            return [] if nothing else [whole]
+            return [] if nothing else [Lost(state, segment, segment.start, segment.end, reason)]
         found = []
         if bounds.low > segment.start:
             behind = bounds.low if segment.end is None else min(bounds.low, segment.end)

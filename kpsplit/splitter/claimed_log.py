@@ -70,8 +70,6 @@ class WaitForTurn:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """It is the turn of this announcement, which is ours."""
-
     claim: Claim
 
 
@@ -131,7 +129,6 @@ def _whose_turn(known: list[Claim]) -> Claim | None:
 
 
 def turn_seconds(number: int) -> float:
-    """Return how long the turn of a round is."""
     return RESERVED_SECONDS if number == RESERVED else min(TURN_SECONDS * number, LONGEST_TURN_SECONDS)
 
 
@@ -215,8 +212,7 @@ class ClaimedLog(ABC):
         """
 
     @abstractmethod
-    def _now(self) -> float:
-        """Return the time of a monotonic clock."""
+    def _now(self) -> float: ...
 
     @abstractmethod
     def _take(self, deadline: Deadline) -> None:
@@ -239,5 +235,4 @@ class ClaimedLog(ABC):
         """
 
     @abstractmethod
-    def _state(self) -> PartitionState:
-        """Return the state as far as it was read."""
+    def _state(self) -> PartitionState: ...

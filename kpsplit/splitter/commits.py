@@ -63,7 +63,6 @@ def ordinary_offsets(state: PartitionState, cursors: Iterable[Cursor]) -> dict[P
 
 
 def _stretches(lineage: Lineage) -> dict[PhysicalPartition, list[Segment]]:
-    """Return the segments of each physical partition in the order of their offsets."""
     found: dict[PhysicalPartition, list[Segment]] = {}
     for segment in lineage:
         found.setdefault(segment.source, []).append(segment)
@@ -92,7 +91,6 @@ class _Commits:
     last: RangeCommit | None = None
 
     def put(self, commit: RangeCommit | NewerCommit) -> None:
-        """Let a commit win in its whole range."""
         self.last = commit if isinstance(commit, RangeCommit) else None
         first, end = self._overlapped(commit.range)
         old = self.pieces[first:end]
@@ -108,7 +106,6 @@ class _Commits:
         self.pieces[first:end] = [p for p in self.pieces[first:end] if p[1].range != range_]
 
     def overlapping(self, range_: KeyRange) -> list[tuple[KeyRange, RangeCommit | NewerCommit]]:
-        """Return the parts of the pieces that lie in a range."""
         first, end = self._overlapped(range_)
         return [(KeyRange(max(r.lo, range_.lo), min(r.hi, range_.hi)), c) for r, c in self.pieces[first:end]]
 
@@ -172,7 +169,6 @@ class CommitFold:
             known.put(commit)
 
     def groups(self, parent: PhysicalPartition) -> tuple[str, ...]:
-        """Return the groups that have a range commit for a logical partition."""
         return tuple(sorted(g for (g, p), known in self._known.items() if p == parent and known.pieces))
 
     def commits(self, group: str, parent: PhysicalPartition) -> tuple[Piece, ...]:
@@ -200,7 +196,6 @@ class CommitFold:
         return tuple(CommitKey(group, parent, r) for r in sorted(known.live)) if known else ()
 
     def last(self, group: str, parent: PhysicalPartition) -> RangeCommit | None:
-        """Return the latest commit of a group for a logical partition, None if there is none."""
         known = self._known.get((group, parent))
         return None if known is None else known.last
 
@@ -267,7 +262,6 @@ def _joined(left: Cursor | None, right: Cursor | None) -> Cursor | None:
 
 
 def _covered(range_: KeyRange, by: list[KeyRange]) -> bool:
-    """Return whether ranges in rising order cover another."""
     at = range_.lo
     for other in by[max(0, bisect_right(by, range_) - 1) :]:
         if other.lo <= at < other.hi:

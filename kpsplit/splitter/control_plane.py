@@ -134,7 +134,6 @@ class Silence:
         self._at = began
 
     def left(self) -> float:
-        """Return how many seconds are still to be waited."""
         return max(0.0, self._seconds - self._counted)
 
     def ended(
@@ -179,14 +178,12 @@ def unacknowledged(
 def not_ready(
     live: Iterable[ProducerRegistration], partition: str, attempt_id: str
 ) -> tuple[ProducerRegistration, ...]:
-    """Return the producers that have not answered PREPARE of this attempt."""
     return tuple(r for r in live if r.ready.get(partition) != attempt_id)
 
 
 def not_acknowledged(
     live: Iterable[ProducerRegistration], partition: str, attempt_id: str
 ) -> tuple[ProducerRegistration, ...]:
-    """Return the producers that answered PREPARE of this attempt and have not acknowledged its fence."""
     return tuple(
         r
         for r in live
@@ -195,7 +192,6 @@ def not_acknowledged(
 
 
 def to_answer(states: Iterable[PartitionState], own: ProducerRegistration) -> list[PartitionState]:
-    """Return the partitions whose PREPARE is not answered yet."""
     return [
         s
         for s in states

@@ -1,4 +1,4 @@
-"""Runs an operation: asks ``decide`` for the next step, does it through the ports, goes on (design, 5, 7, 8).
+"""Runs an operation: asks ``decide`` for the next step, does it through the ports (protocol, 5, 7, 8).
 
 The driver can be killed at any line: nothing is kept but what the control topic says. It never decides an
 order of steps itself, and never repeats a write whose outcome is unknown without reading the log back.
@@ -52,8 +52,6 @@ ANSWER_POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Everything the driver talks to."""
-
     control: ControlPort
     writers: WritersPort
     topics: TopicsPort
@@ -145,7 +143,7 @@ class Driver:
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
         before = state
-        with self._rolled_back_on_error(attempt.id, on_record=False):
+        with self._rolled_back_on_error(attempt.id, before):
             try:
                 state = self._record(before, Prepare(attempt), deadline)
             except UnknownOutcomeError:
@@ -156,7 +154,7 @@ class Driver:
 
     def _drive(self, state: PartitionState, progress: AttemptProgress, deadline: Deadline) -> Outcome:
         limit = deadline
-        with self._rolled_back_on_error(progress.attempt_id, on_record=True):
+        with self._rolled_back_on_error(progress.attempt_id):
             while True:
                 step = steps.decide(state, progress)
                 if isinstance(step, steps.Done):
@@ -172,24 +170,36 @@ class Driver:
                     limit = deadline
 
     @contextmanager
-    def _rolled_back_on_error(self, attempt_id: str, *, on_record: bool) -> Iterator[None]:
+    def _rolled_back_on_error(self, attempt_id: str, before: PartitionState | None = None) -> Iterator[None]:
         """Roll back on any error but a newer operator's; an interruption in C code comes as a SystemError.
 
         An operator that wakes from a sleep finds first that its time is over: that is no reason where
-        somebody else has ended its attempt. ``on_record``: the attempt was read back.
+        somebody else has ended its attempt, or was at work. And brokers also fence an operator whose
+        transaction took too long: its attempt has no successor. ``before``: see ``steps.taken_over``.
         """
         try:
             yield
         except FencedError as error:
+            hint = error.hint
+            state = self._roll_back(attempt_id, error, on_record=True) if before is None else None
+            if state is not None and not steps.had_successor(state, attempt_id):
+                raise DeadlineExceededError(
+                    f"{state.parent}: the brokers ended a transaction of attempt {attempt_id}",
+                    hint=error.hint,
+                    changed=error.changed,
+                ) from error
+            error.hint = hint
             error.changed = self._took_effect(attempt_id) if self._committing else False
             raise
         except (Exception, KeyboardInterrupt) as error:
-            state = self._roll_back(attempt_id, error, on_record)
-            lost = state is not None and on_record and steps.taken_over(state, attempt_id)
+            state = self._roll_back(attempt_id, error, on_record=before is None)
+            lost = state is not None and steps.taken_over(state, attempt_id, before)
             if state is None or not lost or not isinstance(error, KpsplitError):
                 raise
+            ended = f"attempt {attempt_id} was ended by another process"
+            what = ended if before is None else "another operator was at work meanwhile"
             raise FencedError(
-                f"{state.parent}: attempt {attempt_id} was ended by another process ({error.message})",
+                f"{state.parent}: {what} ({error.message})",
                 hint=f"look at: kpsplit status {state.parent}",
                 changed=steps.took_effect(state, attempt_id) if self._committing else False,
             ) from error
@@ -357,7 +367,7 @@ class Driver:
             state = self._claim(deadline, _nothing_under_way)
         return state
 
-    def _roll_back(self, attempt_id: str, cause: BaseException, on_record: bool) -> PartitionState | None:
+    def _roll_back(self, attempt_id: str, cause: BaseException, *, on_record: bool) -> PartitionState | None:
         """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
 
         Returns what stands there then, None if it cannot be had.
@@ -407,10 +417,8 @@ class Driver:
             return state
         try:
             return self._record(state, Retire(name), deadline)
-        except (
-            DeadlineExceededError,
-            UnknownOutcomeError,
-        ):  # it may be written: only the log says which state is the last one
+        except (DeadlineExceededError, UnknownOutcomeError):
+            # It may be written: only the log says which state is the last one.
             cleanup = self._ports.clock.deadline(CLEANUP_SECONDS)
             return self._claim(cleanup, _nothing_under_way)
 

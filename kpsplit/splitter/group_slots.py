@@ -39,7 +39,6 @@ class Mode(StrEnum):
 
     @property
     def plain(self) -> bool:
-        """Whether the topic is not enrolled."""
         return self is Mode.PLAIN
 
 
@@ -62,12 +61,10 @@ class OwnedSlot:
     slots: int
 
     def __str__(self) -> str:
-        """Return ``topic/partition`` with the key range."""
         return f"{self.parent} {self.range}"
 
     @property
     def range(self) -> KeyRange:
-        """The slot's key range."""
         return slot_range(self.index, self.slots)
 
 
@@ -106,11 +103,7 @@ def resolve(wanted: Iterable[str], existing: Collection[str], hidden: Collection
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a subscription's pattern.
-
-    Raises:
-        UsageError: it is not a regular expression.
-    """
+    """Return a subscription's pattern; UsageError if it is not a regular expression."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -118,5 +111,4 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def subtopics(states: Iterable[PartitionState]) -> frozenset[str]:
-    """Return the names of all sub-topics."""
     return frozenset(t.name for s in states for t in s.subtopics)

@@ -45,7 +45,6 @@ _RANGE = re.compile(r"(0[xX])?([0-9a-fA-F]{1,9}):(0[xX])?([0-9a-fA-F]{1,9})")
 
 
 def key_hash(key: bytes) -> int:
-    """Return the key hash of a key: ``crc32(key) * 1640531527 mod 2**32``."""
     return crc32(key) * MULTIPLIER & 0xFFFFFFFF
 
 
@@ -118,7 +117,6 @@ WHOLE = KeyRange(0, KEY_SPACE)
 
 
 def ranges_between(cuts: Sequence[int]) -> tuple[KeyRange, ...]:
-    """Return the ranges between consecutive cuts."""
     return tuple(KeyRange(a, b) for a, b in pairwise(cuts))
 
 
@@ -163,11 +161,7 @@ def default_slots(partitions: int) -> int:
 
 
 def check_slots(slots: int) -> int:
-    """Return a number of slots per partition that is in bounds.
-
-    Raises:
-        UsageError: it is not between 1 and MAX_SLOTS.
-    """
+    """Return a number of slots per partition; UsageError if it is not from 1 to MAX_SLOTS."""
     if not 1 <= slots <= MAX_SLOTS:
         raise UsageError(f"{slots} slots per partition: not a number from 1 to {MAX_SLOTS}")
     return slots
@@ -181,12 +175,10 @@ def slot_range(index: int, slots: int) -> KeyRange:
 
 
 def slot_index(hash_: int, slots: int) -> int:
-    """Return the index of the slot whose range holds a key hash."""
     return ((hash_ + 1) * slots - 1) // KEY_SPACE
 
 
 def slot_number(partition: int, index: int, slots: int) -> int:
-    """Return the partition of the slots topic that stands for a slot."""
     return partition * slots + index
 
 
@@ -265,18 +257,13 @@ class Sizing:
 
 
 def even_ranges(whole: KeyRange, parts: int) -> tuple[KeyRange, ...]:
-    """Divide a range into 2 to 64 ranges of equal width, whatever the load is.
-
-    Raises:
-        UsageError: the number of ranges is out of bounds, or the range is too narrow.
-    """
+    """Divide a range into 2 to 64 ranges of equal width; UsageError if there are too many for it."""
     if not MIN_RANGES <= parts <= MAX_RANGES:
         raise UsageError(f"cannot split into {parts} ranges", hint=f"choose {MIN_RANGES} to {MAX_RANGES}")
     return whole.split_evenly(parts)
 
 
 def usefulness_limit(parts: int) -> float:
-    """Return the greatest share that the most loaded of ``parts`` ranges may keep in a useful split."""
     return max(0.5, 1.2 / parts)
 
 
@@ -350,7 +337,6 @@ class _Histogram:
         return self.before[index + 1] - self.before[index]
 
     def halfway(self, index: int) -> int:
-        """Return the boundary between the hash before the index-th and the index-th itself."""
         return (self.hashes[index - 1] + self.hashes[index] + 1) // 2
 
     def load(self, range_: KeyRange) -> int:

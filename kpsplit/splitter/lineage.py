@@ -44,7 +44,6 @@ class Progression:
             raise InvariantError(f"no progression: base {self.base}, stride {self.stride}")
 
     def at(self, index: int) -> int:
-        """Return the logical offset of the index-th record of the segment."""
         return self.base + self.stride * index
 
     def index_of(self, logical: int) -> int | None:
@@ -53,12 +52,10 @@ class Progression:
         return index if rest == 0 and index >= 0 else None
 
     def heirs(self, length: int, count: int) -> tuple[Progression, ...]:
-        """Divide what is left after ``length`` records among the overflow (heir 0) and the children."""
         first = self.at(length)
         return tuple(Progression(first + self.stride * j, self.stride * count) for j in range(count))
 
     def from_beyond(self, floor: int) -> Progression:
-        """Return the rest of this progression from its first number that is at least ``floor``."""
         steps = max(0, -((self.base - floor) // self.stride))
         return Progression(self.at(steps), self.stride)
 
@@ -336,7 +333,6 @@ class _Coverage:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether each key hash is covered once."""
         return self._steps == {WHOLE.lo: 1, WHOLE.hi: -1}
 
 
@@ -352,20 +348,14 @@ class Layout:
 
     @classmethod
     def of(cls, lineage: Lineage) -> Layout:
-        """Return the layout of a lineage.
-
-        Raises:
-            InvariantError: the open ranges do not tile the key space.
-        """
+        """Return the layout; InvariantError if the open ranges do not tile the key space."""
         segments = lineage.open_segments()
         if union_of_adjacent(s.range for s in segments) != WHOLE:
             raise InvariantError(f"{lineage.parent}: the open ranges do not tile the key space")
         return cls(segments, tuple(s.range.lo for s in segments[1:]))
 
     def index_for(self, key_hash: int) -> int:
-        """Return the index, in ``segments``, of the segment that takes a key hash."""
         return bisect_right(self.bounds, key_hash)
 
     def segment_for(self, key_hash: int) -> Segment:
-        """Return the segment that takes a key hash."""
         return self.segments[self.index_for(key_hash)]

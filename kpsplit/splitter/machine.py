@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES, WHOLE, KeyRange, union_of_adjacent
@@ -65,13 +66,14 @@ def _changed(state: PartitionState, event: Event) -> PartitionState:
         case Abort(attempt_id, ended_by, reason):
             return _aborted(state, _current(state, attempt_id), ended_by, reason)
         case Finish(attempt_id):
-            return _finished(state, _current(state, attempt_id))
+            _current(state, attempt_id)
+            return replace(state, attempt=None, subtopics=_with_emptied_sealed(state))
         case Retire(name):
             return _retired(state, name)
         case Freeze(reason):
             return replace(state, frozen_reason=_short(reason))
         case Thaw():
-            return _thawed(state)
+            return replace(state, attempt=None, frozen_reason=None, subtopics=_with_emptied_sealed(state))
 
 
 def _current(state: PartitionState, attempt_id: str) -> Attempt:
@@ -91,7 +93,8 @@ def _prepared(state: PartitionState, attempt: Attempt) -> PartitionState:
         raise InvariantError(
             f"{state.parent}: {attempt.kind} of these segments into these ranges is no operation"
         )
-    if attempt.kind is OperationKind.SPLIT and _stride_after(attempt, sources[0]) > MAX_STRIDE:
+    stride = sources[0].progression.stride * (len(attempt.ranges) + 1)
+    if attempt.kind is OperationKind.SPLIT and stride > MAX_STRIDE:
         raise InvariantError(f"{state.parent}: segment {sources[0].id} was split too often to be split again")
     if (attempt.subtopic is None) != (attempt.target is Target.PARENT):
         raise InvariantError(f"{state.parent}: an attempt has a sub-topic unless it goes back to the parent")
@@ -118,17 +121,15 @@ def _well_formed(attempt: Attempt, sources: list[Segment]) -> bool:
     return ranges == 1 and len(sources) > 1
 
 
-def _stride_after(attempt: Attempt, source: Segment) -> int:
-    return source.progression.stride * (len(attempt.ranges) + 1)
-
-
 def _fenced(state: PartitionState, attempt: Attempt, topic_id: str | None) -> PartitionState:
     if (topic_id is None) != (attempt.subtopic is None):
         raise InvariantError(f"{state.parent}: the fence must name the id of the sub-topic, if there is one")
-    changed = tuple(
-        replace(t, topic_id=topic_id) if t.name == attempt.subtopic else t for t in state.subtopics
-    )
-    return replace(state, subtopics=changed)
+    return replace(state, subtopics=_subtopics(state, attempt.subtopic, topic_id=topic_id))
+
+
+def _subtopics(of: PartitionState, name: str | None, **changes: Any) -> tuple[SubTopic, ...]:
+    """Return the sub-topics with changes to the one of a name."""
+    return tuple(replace(t, **changes) if t.name == name else t for t in of.subtopics)
 
 
 def _committed(state: PartitionState, attempt: Attempt, cuts: tuple[Cut, ...]) -> PartitionState:
@@ -138,9 +139,7 @@ def _committed(state: PartitionState, attempt: Attempt, cuts: tuple[Cut, ...]) -
     epoch = state.epoch + 1
     closed = state.lineage.closing(((c.segment, c.offset, c.leader_epoch) for c in cuts), epoch)
     opened = _opened(closed, attempt, ids, epoch)
-    subtopics = tuple(
-        replace(t, state=SubTopicState.ACTIVE) if t.name == attempt.subtopic else t for t in state.subtopics
-    )
+    subtopics = _subtopics(state, attempt.subtopic, state=SubTopicState.ACTIVE)
     outcome = Outcome(attempt, Result.COMMITTED, EndedBy.OPERATOR, "")
     return replace(state, epoch=epoch, lineage=closed.opening(opened), subtopics=subtopics, last=outcome)
 
@@ -226,16 +225,9 @@ def _reopened_parent(closed: Lineage, attempt: Attempt, ids: tuple[int, ...], ep
 
 
 def _aborted(state: PartitionState, attempt: Attempt, ended_by: EndedBy, reason: str) -> PartitionState:
-    subtopics = tuple(
-        replace(t, state=SubTopicState.ABANDONED) if t.name == attempt.subtopic else t
-        for t in state.subtopics
-    )
+    subtopics = _subtopics(state, attempt.subtopic, state=SubTopicState.ABANDONED)
     outcome = Outcome(attempt, Result.ROLLED_BACK, ended_by, _short(reason))
     return replace(state, attempt=None, last=outcome, subtopics=subtopics)
-
-
-def _finished(state: PartitionState, attempt: Attempt) -> PartitionState:
-    return replace(state, attempt=None, subtopics=_with_emptied_sealed(state))
 
 
 def _with_emptied_sealed(state: PartitionState) -> tuple[SubTopic, ...]:
@@ -247,14 +239,7 @@ def _retired(state: PartitionState, name: str) -> PartitionState:
     subtopic = state.subtopic(name)
     if subtopic is None or subtopic.state not in (SubTopicState.SEALED, SubTopicState.ABANDONED):
         raise InvariantError(f"{state.parent}: {name} is not a sealed or abandoned sub-topic")
-    subtopics = tuple(
-        replace(t, state=SubTopicState.RETIRED) if t.name == name else t for t in state.subtopics
-    )
-    return replace(state, subtopics=subtopics)
-
-
-def _thawed(state: PartitionState) -> PartitionState:
-    return replace(state, attempt=None, frozen_reason=None, subtopics=_with_emptied_sealed(state))
+    return replace(state, subtopics=_subtopics(state, name, state=SubTopicState.RETIRED))
 
 
 def _short(reason: str) -> str:

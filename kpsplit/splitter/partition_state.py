@@ -27,8 +27,6 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 
 
 class Phase(StrEnum):
-    """Where a logical partition stands."""
-
     STEADY = "steady"
     PREPARING = "preparing"
     FENCED = "fenced"
@@ -64,11 +62,7 @@ TRANSITIONS: dict[tuple[Phase, EventKind], Phase] = {
 
 
 def next_phase(phase: Phase, event: EventKind) -> Phase:
-    """Return the phase after an event.
-
-    Raises:
-        InvariantError: the table has no such transition.
-    """
+    """Return the phase after an event; InvariantError if the table has no such transition."""
     try:
         return TRANSITIONS[phase, event]
     except KeyError:
@@ -76,8 +70,6 @@ def next_phase(phase: Phase, event: EventKind) -> Phase:
 
 
 class Target(StrEnum):
-    """Where the segments that an operation opens are stored."""
-
     PHANTOMS = "phantoms"
     PARENT = "parent"
 
@@ -112,8 +104,6 @@ class Attempt:
 
 
 class Result(StrEnum):
-    """How an attempt ended."""
-
     COMMITTED = "committed"
     ROLLED_BACK = "rolled_back"
 
@@ -189,7 +179,6 @@ class PartitionState:
 
     @classmethod
     def unsplit(cls, parent: PhysicalPartition, topic_id: str) -> PartitionState:
-        """Return the state of a partition on which no operation was ever begun."""
         return cls(
             parent=parent,
             topic_id=topic_id,
@@ -200,19 +189,16 @@ class PartitionState:
             next_split=1,
         )
 
-    @property
-    def next_segment(self) -> int:
-        """The id of the next segment to be opened."""
-        return self.lineage.segments[-1].id + 1
-
     def subtopic(self, name: str) -> SubTopic | None:
-        """Return a sub-topic by its name."""
         return next((t for t in self.subtopics if t.name == name), None)
 
     def is_retired(self, topic: str) -> bool:
-        """Return whether a topic is a sub-topic that is deleted, or about to be."""
         subtopic = self.subtopic(topic)
         return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+
+    def retired(self) -> frozenset[str]:
+        """Return the names of the sub-topics that are deleted, or about to be."""
+        return frozenset(t.name for t in self.subtopics if t.state is SubTopicState.RETIRED)
 
     def topic_id_of(self, topic: str) -> str:
         """Return Kafka's id of the parent's topic or of a sub-topic, "" where nobody noted it."""
@@ -220,11 +206,9 @@ class PartitionState:
         return self.topic_id if subtopic is None else subtopic.topic_id or ""
 
     def home(self, source: PhysicalPartition) -> int:
-        """Return what stamps call one of the physical partitions."""
         return home_of(self.topic_id, self.parent.partition, source.topic, source.partition)
 
     def fenced_segments(self) -> tuple[int, ...]:
-        """Return the ids of the segments that producers must hold records of now."""
         return self.attempt.sources if self.attempt and self.phase is Phase.FENCED else ()
 
     def closing_segments(self) -> tuple[int, ...]:
@@ -245,7 +229,6 @@ class PartitionState:
         return (*self.attempt.sources, *overflows)
 
     def to_seal(self) -> tuple[SubTopic, ...]:
-        """Return the active sub-topics that hold no open segment any more."""
         in_use = {s.source.topic for s in self.lineage if s.is_open}
         return tuple(t for t in self.subtopics if t.state is SubTopicState.ACTIVE and t.name not in in_use)
 
@@ -262,8 +245,6 @@ def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """An attempt begins: the intent is on record."""
-
     kind: ClassVar[EventKind] = EventKind.PREPARE
     attempt: Attempt
 
@@ -297,8 +278,6 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The attempt is rolled back; the old layout stays."""
-
     kind: ClassVar[EventKind] = EventKind.ABORT
     attempt_id: str
     ended_by: EndedBy

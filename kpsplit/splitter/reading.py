@@ -59,7 +59,6 @@ class Cursor:
 
     @classmethod
     def at_start(cls, range_: KeyRange) -> Cursor:
-        """Return the cursor of a range of which nothing was processed."""
         return cls(range_, {})
 
     @classmethod
@@ -143,11 +142,9 @@ class Cursor:
         return not self.ahead_of(lineage) and segment_id in _Walk(self, lineage).complete
 
     def ready(self, lineage: Lineage, segment_id: int) -> bool:
-        """Return whether everything of the range that comes before a segment is complete."""
         return not self.ahead_of(lineage) and _Walk(self, lineage).ready(lineage.get(segment_id))
 
     def drained(self, lineage: Lineage) -> bool:
-        """Return whether nothing is left in closed segments."""
         if self.ahead_of(lineage):
             return False
         walk = _Walk(self, lineage)
@@ -169,11 +166,7 @@ class Cursor:
         return Cursor(self.range, {**self.positions, segment_id: next_})
 
     def narrowed(self, range_: KeyRange) -> Cursor:
-        """Return the cursor for a part of its range.
-
-        Raises:
-            InvariantError: it is no part of it.
-        """
+        """Return the cursor for a part of its range."""
         if not self.range.covers(range_):
             raise InvariantError(f"{range_} is no part of {self.range}")
         return Cursor(range_, self.positions)
@@ -211,15 +204,12 @@ class _Walk:
                 self.complete.add(segment.id)
 
     def predecessors(self, segment: Segment) -> Iterator[int]:
-        """Return the ids of the relevant predecessors."""
         return (p for p in segment.predecessors if p in self._ids)
 
     def ready(self, segment: Segment) -> bool:
-        """Return whether all relevant predecessors are complete."""
         return all(p in self.complete for p in self.predecessors(segment))
 
     def position(self, segment: Segment) -> int:
-        """Return the next offset of a segment that is not drained."""
         return _within(segment, self.listed.get(segment.id, segment.start))
 
     def drained(self, segment: Segment) -> bool:
@@ -274,8 +264,6 @@ def _not_started(walk: _Walk, segment: Segment) -> bool:
 
 
 class SkipReason(StrEnum):
-    """Why a record is not delivered although all is well."""
-
     MARKER = "marker"
     """The marker at a segment's end."""
     ORPHAN_MARKER = "orphan_marker"
@@ -311,7 +299,6 @@ class GapReason(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """The reason in words."""
         return _PHRASES[self]
 
 
@@ -380,11 +367,8 @@ def classify(
         return SkipRecord(SkipReason.MARKER) if marker else Foreign(ForeignReason.NOT_THE_MARKER)
     if marker is not None:
         over = refreshed or _is_last(state, marker.attempt_id)
-        return (
-            SkipRecord(SkipReason.ORPHAN_MARKER)
-            if over and not _under_way(state, marker.attempt_id)
-            else Wait()
-        )
+        known = over and not _under_way(state, marker.attempt_id)
+        return SkipRecord(SkipReason.ORPHAN_MARKER) if known else Wait()
     if stamp is not None and stamp.epoch > state.epoch:
         return Foreign(ForeignReason.UNKNOWN_EPOCH) if refreshed else Wait()
     segment = state.lineage.at(source, offset)
@@ -420,11 +404,6 @@ def reader_hash(key: bytes | None, offset: int, within: KeyRange = WHOLE) -> int
     if key is not None:
         return key_hash(key)
     return within.lo + keyless_hash(offset) % within.width
-
-
-def wrong_place(segment: Segment, hash_: int) -> bool:
-    """Return whether a record's key belongs to another segment: somebody wrote past kpsplit's routing."""
-    return hash_ not in segment.range
 
 
 def _under_way(state: PartitionState, attempt_id: str) -> bool:

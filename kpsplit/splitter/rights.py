@@ -18,8 +18,6 @@ from kpsplit.splitter.records.keys import (
 
 
 class Role(StrEnum):
-    """Who asks for rights."""
-
     OPERATOR = "operator"
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -27,8 +25,6 @@ class Role(StrEnum):
 
 
 class Resource(StrEnum):
-    """What a right is about, in Kafka's words."""
-
     TOPIC = "topic"
     GROUP = "group"
     TRANSACTIONAL_ID = "transactional-id"
@@ -61,12 +57,10 @@ class Right:
     operation: Operation
 
     def covers(self, topic: str) -> bool:
-        """Return whether it is about a topic."""
         named = topic.startswith(self.name) if self.prefixed else topic == self.name
         return self.resource is Resource.TOPIC and named
 
     def __str__(self) -> str:
-        """Return it as people say it."""
         return f"{self.operation} on {self.resource} {self.name}{'*' if self.prefixed else ''}"
 
 
@@ -168,7 +162,6 @@ def _claiming(topic: str) -> Right:
 
 
 def takeover_rights(topic: str) -> tuple[Right, ...]:
-    """Return what a producer needs besides to roll back an operation whose operator died in the fence."""
     return (
         *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.WRITE),
         _claiming(topic),

@@ -57,8 +57,6 @@ class AttemptProgress:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Write an event to the control topic and read it back."""
-
     event: Event
 
 
@@ -92,8 +90,6 @@ class AwaitAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMarker:
-    """A marker to be appended: after which segment, and where."""
-
     segment: int
     source: PhysicalPartition
     marker: Marker
@@ -101,8 +97,6 @@ class PlannedMarker:
 
 @dataclass(frozen=True, slots=True)
 class AppendMarkers:
-    """Append the markers: the cut."""
-
     markers: tuple[PlannedMarker, ...]
 
 
@@ -115,8 +109,6 @@ class SealSubTopics:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The attempt has ended."""
-
     outcome: Outcome
 
 
@@ -156,7 +148,6 @@ def decide(state: PartitionState, progress: AttemptProgress) -> Step:
 
 
 def numbered(attempt: Attempt, state: PartitionState) -> Attempt:
-    """Return the attempt with the next free number for its sub-topic."""
     if attempt.subtopic is None:
         return attempt
     return replace(attempt, subtopic=subtopic_name(state.parent, state.next_split))
@@ -169,12 +160,26 @@ def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | Non
     return Abort(state.attempt.id, ended_by, reason)
 
 
-def taken_over(state: PartitionState, attempt_id: str) -> bool:
-    """Return whether an attempt that was on record is over, and not by its own operator's doing."""
+def taken_over(state: PartitionState, attempt_id: str, before: PartitionState | None) -> bool:
+    """Return whether somebody else has ended an attempt, or was at work before it was put on record.
+
+    ``before``: what stood there when its PREPARE was to be written; None: its PREPARE was read back.
+    """
+    if before is not None:
+        return state != before and took_effect(state, attempt_id) is None
     if state.attempt is not None:
         return state.attempt.id != attempt_id
     last = state.last
     return last is None or last.attempt.id != attempt_id or last.ended_by is not EndedBy.OPERATOR
+
+
+def had_successor(state: PartitionState, attempt_id: str) -> bool:
+    """Return whether an operator that was fenced, and has rolled back what it could, had a successor.
+
+    Who finds its attempt committed and finished had one: it was fenced before it could finish.
+    """
+    finished = state.attempt is None and took_effect(state, attempt_id) is True
+    return finished or taken_over(state, attempt_id, None)
 
 
 def took_effect(state: PartitionState, attempt_id: str) -> bool | None:
@@ -236,13 +241,9 @@ Fit = Callable[[PartitionState], bool]
 class Clock(Protocol):
     """A monotonic clock; only its rate is trusted, and it is never compared between machines."""
 
-    def now(self) -> float:
-        """Return seconds since some point in the past, suspended time included."""
-        ...
+    def now(self) -> float: ...
 
-    def deadline(self, seconds: float) -> Deadline:
-        """Return the deadline that many seconds from now."""
-        ...
+    def deadline(self, seconds: float) -> Deadline: ...
 
 
 class ControlPort(Protocol):
@@ -253,41 +254,26 @@ class ControlPort(Protocol):
         ...
 
     def claim(self, deadline: Deadline, fit: Fit | None = None) -> PartitionState:
-        """Wait for our turn, fence every earlier holder, read what they wrote, return the state.
-
-        Also the way to go on after an unknown outcome. ``fit`` is given the state before anybody is fenced.
-        Where it says no nobody is, and the state is returned as it is.
-        """
+        """As ``ClaimedLog.claim``; also the way to go on after an unknown outcome."""
         ...
 
     def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
-        """Apply and write an event in one transaction, read it back, return the new state.
-
-        Raises:
-            FencedError: a newer holder claimed the operation.
-            UnknownOutcomeError: claim again and go on from what the log says.
-        """
+        """As ``ClaimedLog.record``."""
         ...
 
-    def lease_seconds(self) -> float:
-        """Return the length of the producers' lease."""
-        ...
+    def lease_seconds(self) -> float: ...
 
 
 class WritersPort(Protocol):
     """The producers topic, as an operator sees it."""
 
-    def read(self, deadline: Deadline) -> Registrations:
-        """Read the topic to the end that it has now."""
-        ...
+    def read(self, deadline: Deadline) -> Registrations: ...
 
     def await_change(self, seconds: float) -> None:
         """Return when a record arrived, or after that many seconds."""
         ...
 
-    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
-        """Remove registrations that are over."""
-        ...
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None: ...
 
 
 class TopicsPort(Protocol):

@@ -91,7 +91,6 @@ class FoundAnomalies:
     _texts: dict[Anomaly, list[str]] = field(default_factory=dict)
 
     def note(self, anomaly: Anomaly, text: str) -> None:
-        """Count an anomaly."""
         self._counts[anomaly] = self._counts.get(anomaly, 0) + 1
         texts = self._texts.setdefault(anomaly, [])
         if len(texts) < self.examples:
@@ -208,7 +207,6 @@ class HistoryReport:
         return next((f.count for f in self.findings if f.anomaly is anomaly), 0)
 
     def __str__(self) -> str:
-        """Return the findings for people, one line each with its first examples."""
         if self.clean:
             return f"clean: {self.delivered} of {self.sent} records delivered, each once and in order"
         return in_words(self.findings)
@@ -468,7 +466,6 @@ def _hash(key: bytes | int) -> int:
 
 
 def _same_key(one: Key, other: Key) -> bool:
-    """Return whether a key and a recorded key hash belong together."""
     if one is None or other is None or type(one) is type(other):
         return False
     return _hash(one) == _hash(other)

@@ -64,7 +64,6 @@ class ReadingReport:
         return not self.findings
 
     def __str__(self) -> str:
-        """Return the findings for people, one line each with its first examples."""
         return in_words(self.findings) or f"clean: {self.read} records read, {self.strays} strays passed over"
 
 

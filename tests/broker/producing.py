@@ -13,8 +13,7 @@ from typing import Any
 from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.gaps import LogBounds
-from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally, LogicalRecord
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -12,7 +12,7 @@ from kpsplit import Consumer
 from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.leaders import reassign
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from tests.broker.consuming import consumer, drain, shared, wait_for

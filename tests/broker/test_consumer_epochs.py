@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.leaders import reassign
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared, wait_for
 from tests.broker.operating import write

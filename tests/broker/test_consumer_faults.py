@@ -135,7 +135,7 @@ def test_handlers_that_are_stalled_bound_what_is_read_ahead(bootstrap, make_topi
 
         def full():
             stats = member.stats()
-            return stats["turns_without_room"] > 5 or (stats["run"] or {}).get("crowded")
+            return stats["turns_without_room"] > 5 or (stats["run"] or {}).get("backpressured")
 
         wait_for(full, "the lanes to be full")
         time.sleep(1)

@@ -133,6 +133,24 @@ def test_position_and_committed_go_along_the_lineage(member: Any, lived: Lived) 
     assert member.committed([lived.part])[0].offset == behind
 
 
+def test_the_slots_of_a_member_say_what_is_handed_out_and_what_is_committed(
+    member: Any, lived: Lived
+) -> None:
+    drain(member, 1)
+    begun = member.slots()
+    assert [(s.topic, s.partition, s.index, s.count) for s in begun] == [
+        (lived.topic, 0, index, 8) for index in range(8)
+    ]
+    assert tuple(s.range for s in begun) == KeyRange(0, 1 << 32).split_evenly(8)
+    assert all(lived.parent in s.positions for s in begun if s.stage == "reading")
+    drain(member, len(lived.records) - 1)
+    (end,) = {tuple(s.positions.items()) for s in member.slots()}
+    assert [place for place, _ in end] == [lived.parent], "the phantoms are left"
+    assert [s.committed for s in member.slots()] == [{}] * 8
+    member.commit(asynchronous=False)
+    assert all(s.committed == s.positions == dict(end) for s in member.slots())
+
+
 def test_a_commit_of_a_phantoms_record_covers_it_and_what_comes_before_its_segment(
     member: Any, lived: Lived, bootstrap: str
 ) -> None:

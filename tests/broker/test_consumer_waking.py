@@ -15,8 +15,15 @@ from tests.broker.sleeping import COUNT, PATIENCE, REMOTE, SHORT_SESSION_MS, Sle
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@pytest.mark.parametrize(("how", "begin"), [("poll", 5), ("run", 2)])
+@pytest.mark.parametrize(
+    ("how", "begin", "protocol"),
+    [
+        ("poll", 5, "consumer"),
+        ("run", 2, "classic"),
+        pytest.param("poll", 5, "classic", marks=pytest.mark.nightly),
+        pytest.param("run", 2, "consumer", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_them_when_it_wakes(
     bootstrap, operations, make_topic, how, begin, protocol
 ):

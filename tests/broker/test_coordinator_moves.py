@@ -16,7 +16,7 @@ from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import CheckFailedError, UnreachableError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.leaders import reassign
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import GROUPS_TOPIC
 from tests.broker.operating import commit, enrolled, merge, split, write

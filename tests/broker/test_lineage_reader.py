@@ -11,8 +11,7 @@ from confluent_kafka import KafkaException, Producer, TopicCollection, TopicPart
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import LineageReader
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LogicalRecord
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import WHOLE

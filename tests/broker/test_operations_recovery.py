@@ -11,14 +11,13 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from kpsplit import ignore_steps
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka import control_log
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.producer import takeover
-from kpsplit.producer.takeover import roll_back
+from kpsplit.producer import fence_task
+from kpsplit.producer.fence_task import roll_back
 from kpsplit.splitter import claimed_log
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import (
@@ -162,8 +161,8 @@ KILLED = """
 import os, sys
 from kpsplit.kafka.connection import Connection
 from kpsplit.admin import Admin
-from kpsplit.producer import takeover
-from kpsplit.producer.takeover import roll_back
+from kpsplit.producer import fence_task
+from kpsplit.producer.fence_task import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition
 with Admin(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
     plan = operations.plan_split(PhysicalPartition(sys.argv[2], 0), 2, even=True)
@@ -270,8 +269,8 @@ def test_a_thaw_and_a_freeze_fence_nobody_who_is_at_work(operations, make_topic)
     attempt = operations.plan_split(parent, 2, even=True).attempt("at work", PAUSE_MS)
     with closing(OperationLog(operations._session.connection, parent)) as at_work:
         state = at_work.record(at_work.claim(Deadline(60)), Prepare(attempt), Deadline(60))
-        with operations._on(parent, ignore_steps)._runner() as runner:
-            assert runner.freeze("a look at an older state", Deadline(60)) is False
+        with operations._on(parent) as ours:
+            assert ours.freeze("a look at an older state") is False
         assert operations.resume(parent, thaw=True) is None
         at_work.record(state, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(60))
     assert_at_rest(operations, parent, epoch=0)
@@ -337,7 +336,7 @@ def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
     for event in (Prepare(attempt), Fence(attempt.id, "some-id")):
         state = log.record(state, event, Deadline(120))
     monkeypatch.setattr(control_log, "READ_BACK_SECONDS", 0.5)
-    monkeypatch.setattr(takeover, "CLAIM_SECONDS", 3.0)
+    monkeypatch.setattr(fence_task, "CLAIM_SECONDS", 3.0)
     with strangers_transaction(operations, parent):
         with pytest.raises(DeadlineExceededError):  # acknowledged; it cannot be read back
             log.record(state, Commit(attempt.id, (Cut(0, 0, 0),)), Deadline(3))
@@ -384,7 +383,7 @@ def test_the_merge_goes_on_when_leaders_cannot_be_moved(operations, make_topic, 
 
         raise NotExpressibleError("oauth_cb")
 
-    monkeypatch.setattr("kpsplit.kafka.leaders.reassign", refused)
+    monkeypatch.setattr("kpsplit.control.subtopics.reassign", refused)
     told = []
     operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, observer=told.append)
     assert "leaders stay where they are: kafka-python cannot be given oauth_cb" in {

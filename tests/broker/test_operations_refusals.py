@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
-from kpsplit import Retirable
+from kpsplit import StepDone
 from kpsplit.clock import Deadline
 from kpsplit.control.plans import Drain
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
@@ -208,16 +208,24 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     assert planned.going == () and f"group {group} stands at 2 in {name}/1" in planned.kept[name]
     with pytest.raises(CheckFailedError, match=f"group {group} stands at 2 in {name}/1"):
         operations.retire(parent)
+    with pytest.raises(CheckFailedError, match=f"group {group} stands at 2 in {name}/1"):
+        operations.retire(parent, wait_seconds=0.5)
     commit(bootstrap, group, {PhysicalPartition(name, 1): 3})
     reads = consumer(bootstrap, f"reads-{parent.topic}", enable_auto_commit=False)
     reads.subscribe([parent.topic])
     drain(reads, 6)
     planned = operations.plan_retire(parent)
     assert f"group reads-{parent.topic} has no commit in {name}/0" in planned.kept[name]
-    reads.close()
-    assert operations.plan_retire(parent) == Retirable((name,), {})
     assert name in admin.list_topics(timeout=10).topics
-    assert operations.retire(parent) == [name]
+    waits: list[StepDone] = []
+
+    def observe(step: StepDone) -> None:
+        if step.name == "Wait":
+            waits.append(step)
+            reads.close()
+
+    assert operations.retire(parent, observer=observe, wait_seconds=120) == [name]
+    assert [f"group reads-{parent.topic} has no commit" in step.detail for step in waits] == [True]
     wait_for(lambda: name not in admin.list_topics(timeout=10).topics, "every broker to know of the deletion")
     assert state_of(operations, parent).subtopics[0].state is SubTopicState.RETIRED
     assert operations.retire(parent) == []

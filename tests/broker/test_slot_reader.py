@@ -85,7 +85,7 @@ def test_slots_read_a_partition_through_a_split_a_nested_split_and_a_merge(
         mine = [
             key
             for key in writer.sent
-            if any(key_hash(key) in s.range for s in reader.reader.fetch_states[parent].slots)
+            if any(key_hash(key) in s.range for s in reader.reader.fetch_states[parent]._cursors)
         ]
         reader.read(sum(len(writer.sent[key]) for key in mine))
         assert not set(reader.by_key()) & set(together)
@@ -347,7 +347,7 @@ def test_what_retention_removed_stops_the_partition_until_somebody_seeks(
     assert "offsets 0 to 24" in str(found.error)
     for _ in range(5):
         assert reader.step() == []
-    reader.reader.seek(slot, reader.reader.cursor(slot).moved(0, 30))
+    reader.reader.own(slot, reader.reader.cursor(slot).moved(0, 30))
     reader.read(10)
     assert [m.offset() for m in reader.messages] == list(range(30, 40))
 
@@ -461,7 +461,7 @@ def test_a_seek_while_brokers_are_asked_what_a_log_has_lost_is_read_from_there(
         future.result(30)
     reader.own(slot, Cursor(slot.range, {0: 5}))
     reader.read_until(lambda: reader.reader._probes, "the question")
-    reader.reader.seek(slot, Cursor(slot.range, {0: 12}))
+    reader.reader.own(slot, Cursor(slot.range, {0: 12}))
     reader.read(10)
     assert [int(m.value()) for m in reader.messages] == list(range(20, 30))
     gaps = [e.gap for e in reader.troubles if isinstance(e, GapFound)]

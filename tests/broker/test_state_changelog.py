@@ -126,7 +126,8 @@ def test_a_changelog_of_another_number_of_slots_is_refused_by_its_size_or_by_its
         store.slot(SlotId(topic, 0, 0, 1)).put(b"k", b"v")
         flush(store)
         store.released([SlotId(topic, 0, 0, 1)])
-        assert "was written with 1 slots per partition" in refusal(store, SlotId(topic, 0, 0, 4)).message
+        for slot in (SlotId(topic, 0, 0, 4), SlotId(topic, 3, 3, 4)):  # also one that would have no records
+            assert "was written with 1 slots per partition" in refusal(store, slot).message
 
 
 def test_a_topic_that_is_not_there_is_an_error_that_names_it(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE
@@ -117,6 +118,35 @@ def test_ranges_owners_positions_lags_and_what_is_to_drain_are_shown(
     assert f"{owner['member'][:16]}@127.0.0.1" in table, "its client id, the begin of its member id, its host"
 
 
+def test_without_a_group_every_group_of_the_topic_has_a_line(
+    inline: Inline, hot: Hot, active: Member
+) -> None:
+    commit(hot, active)
+    commit_ordinary(hot.bootstrap, f"{hot.topic}-plain", {hot.parent: 7})
+    found = inline.ok("offsets", hot.topic, "-o", "json").json["groups"]
+    by_name = {one["group"]: one["partitions"][0] for one in found}
+    assert by_name[active.group]["lag"] == 5 + 3 + 3
+    assert by_name[f"{hot.topic}-plain"]["ranges"][0]["basis"] == "ordinary_commit"
+    states = [by_name[group]["group_state"] for group in (active.group, f"{hot.topic}-plain")]
+    assert states == ["stable", "empty"]
+    lines = inline.ok("offsets", hot.name).out.splitlines()
+    (line,) = [line for line in lines if line.lstrip().startswith(active.group)]
+    assert line.split()[1:4] == [hot.name, "1", "11"] and "segment 0" in line
+
+
+def test_the_details_of_a_partition_name_who_drains_a_closed_segment(
+    inline: Inline, hot: Hot, active: Member
+) -> None:
+    commit(hot, active)
+    (shown,) = inline.ok("status", hot.name, "-o", "json").json["partitions"]
+    (drain,) = [one for one in shown["drains"] if one["group"] == active.group]
+    assert (drain["segment"], drain["left"], drain["seconds"]) == (0, 5, None)
+    assert drain["owner"]["member"].startswith("rdkafka-")
+    assert f"group {active.group} has 5 offsets to read, not moving" in " ".join(
+        inline.ok("status", hot.name).out.split()
+    )
+
+
 def test_a_seek_is_refused_while_the_group_is_active(inline: Inline, hot: Hot, active: Member) -> None:
     ran = inline("seek", "--group", active.group, hot.name, "--to", "earliest", "--yes")
     assert ran.code == 5
@@ -215,6 +245,31 @@ def test_a_group_is_forgotten_with_all_that_it_has_committed(inline: Inline, hot
     assert inline("offsets", "--group", group, hot.name).code == 2
     again = inline("forget", hot.topic, "--group", group, "--yes")
     assert again.code == 2 and "has committed nothing in" in again.error
+
+
+def test_groups_that_brokers_know_nothing_of_are_forgotten_together_and_no_others(
+    inline: Inline, hot: Hot, active: Member, admin: AdminClient
+) -> None:
+    commit(hot, active)
+    gone, stopped = f"{hot.topic}-gone", f"{hot.topic}-stopped"
+    for group in (gone, stopped):
+        inline.ok("seek", "--group", group, hot.name, "--to", "earliest", "--new-group", "--yes")
+    for name, deleted in admin.delete_consumer_groups([gone]).items():
+        assert deleted.result(SECONDS) is None, name
+    (planned,) = inline.ok("forget", hot.topic, "--expired", "--dry-run", "-o", "json").json["groups"]
+    assert (planned["group"], planned["offsets"], planned["removed"]) == (gone, [], False)
+    assert position(inline, hot, gone), "its place is kept until somebody says so"
+    told = inline.ok("forget", hot.topic, "--expired", "--yes").out
+    assert f"group {gone} on {hot.topic}: 1 range commit and 0 ordinary offsets are removed" in told
+    assert "nothing of an expired group" in inline.ok("forget", hot.topic, "--expired", "--yes").out
+    assert inline("offsets", "--group", gone, hot.name).code == 2
+    assert position(inline, hot, stopped) and position(inline, hot, active.group)
+
+
+def test_either_a_group_is_named_or_the_expired_ones(inline: Inline, hot: Hot) -> None:
+    for arguments in ((), ("--group", "g", "--expired")):
+        ran = inline("forget", hot.topic, *arguments, "--yes")
+        assert ran.code == 2 and "give either --group NAME or --expired" in ran.err
 
 
 def test_a_group_with_members_is_not_forgotten(inline: Inline, hot: Hot, active: Member) -> None:

@@ -138,6 +138,7 @@ plan orders/3 --ranges 2 --engine flink | 'flink' is not one of 'sample', 'spark
 plan orders/3 --ranges 2 --since 1h | need --engine spark
 plan orders/3 --ranges 2 --weight bytes | need --engine spark
 plan orders/3 --ranges 2 --master local | need --engine spark
+plan orders/3 --ranges 2 --cores 2 | need --engine spark
 plan orders/3 --ranges 2 --engine spark --even | needs --ranges N
 plan orders/3 --merge --engine spark | needs --ranges N
 plan orders/3 --ranges 2 --engine spark --since soon | 'soon' is not a time; write
@@ -216,7 +217,6 @@ forget orders other --group g | unexpected extra argument (other)
 lineage | Missing argument 'TOPIC/P'
 lineage orders | write TOPIC/P
 offsets | Missing argument 'TOPIC[/P]'
-offsets orders | Missing option '--group'
 offsets orders/3/4 --group g | write TOPIC/P
 offsets 'or ders' --group g | 'or ders' is not the name of a topic
 route | Missing argument 'TOPIC'
@@ -278,7 +278,7 @@ demo --input {dir}/none | No such file or directory; choose another --input
 demo --key-regex '(' | --key-regex belongs to --input
 demo --topic 'a b' | 'a b' is not the name of a topic
 demo --html {dir}/none/page.html | No such file or directory; choose another --html
-demo -X hunter2 | -X takes KEY=VALUE; write
+demo -X hunter2 | not a key=value pair; write
 demo -X security.protocol=SSL | no brokers; add -b HOST:PORT
 """
 CASES = [tuple(part.strip() for part in row.split(" | ")) for row in ROWS.strip().splitlines()]

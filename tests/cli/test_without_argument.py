@@ -14,7 +14,7 @@ from kpsplit.admin_cli.call import (
     can_be_thawed,
 )
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer.takeover import roll_back
+from kpsplit.producer.fence_task import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, Freeze, Phase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from testcontainers.compose import DockerCompose
 
-from kpsplit.devcluster.config import PortReservation, can_share
 from kpsplit.devcluster.jars import KAFKA_VERSION
+from kpsplit.devcluster.storage import PortReservation, can_share
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -31,6 +32,7 @@ NODES: dict[str, dict[str, Any]] = {
     name: service for name, service in COMPOSE["services"].items() if name.startswith("kafka-")
 }
 OWN = {"KAFKA_NODE_ID", "KAFKA_ADVERTISED_LISTENERS"}
+DOWN = "docker compose --profile demo down -v"
 
 
 def listeners(text: str) -> dict[str, tuple[str, str]]:
@@ -132,7 +134,7 @@ def test_the_readme_names_the_commands_and_the_addresses() -> None:
         "docker compose up --wait",
         "localhost:19092,localhost:29092,localhost:39092",
         "docker compose run --rm --build demo",
-        "docker compose down -v",
+        DOWN,
     ):
         assert words in README
 
@@ -276,3 +278,12 @@ def test_the_demo_has_no_rights_of_root_and_ends_by_itself_when_it_is_stopped(de
         assert int(code) == 128 + signal.SIGTERM
     finally:
         output("docker", "rm", "--force", container)
+
+
+@pytest.mark.compose
+def test_what_the_readme_says_about_the_end_leaves_nothing_of_the_demo_either(demo: Project) -> None:
+    """The last test: it ends the brokers. Compose knows no service of a profile that is not named."""
+    demo.run("--profile", "demo", "create", "demo")
+    assert len(demo.left()["containers"]) == len(NODES) + 1
+    demo.run(*shlex.split(DOWN)[2:])
+    assert demo.left() == NOTHING

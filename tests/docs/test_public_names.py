@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import re
 import runpy
@@ -54,6 +56,23 @@ def test_type_checkers_and_the_interpreter_find_the_same_public_names() -> None:
 def test_the_reference_is_up_to_date() -> None:
     main = runpy.run_path(str(SCRIPT))["main"]
     assert main(["--check"]) == 0, "run: python scripts/write_api_reference.py"
+
+
+def test_every_public_name_and_every_method_of_one_says_what_it_means() -> None:
+    silent = []
+    public_names = runpy.run_path(str(SCRIPT))["public_names"]
+    for module in map(
+        importlib.import_module, ["kpsplit", *(f"kpsplit.{m}" for m in sorted(PUBLIC_MODULES))]
+    ):
+        for name in public_names(module):
+            thing = getattr(module, name)
+            if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+                continue
+            members = vars(thing).items() if inspect.isclass(thing) else ()
+            methods = [(n, getattr(m, "__func__", m)) for n, m in members if not n.startswith("_")]
+            documented = [(n, m) for n, m in methods if inspect.isfunction(m) or isinstance(m, property)]
+            silent += [f"{name}.{n}" for n, m in [("", thing), *documented] if not m.__doc__]
+    assert silent == []
 
 
 def test_no_page_and_no_example_names_a_private_module() -> None:

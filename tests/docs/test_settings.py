@@ -16,10 +16,10 @@ import pytest
 from kpsplit import DeadLetter, Producer, Retry, RunOptions, RunStats, Skip, Stop
 from kpsplit.admin_cli.main import BY_NAME, load
 from kpsplit.consumer import config as consumer_config
-from kpsplit.consumer import engine
+from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.run.runner import run
 from kpsplit.producer import config as producer_config
-from kpsplit.producer.metrics import LayoutStats, PartitionStats
+from kpsplit.producer.state import LayoutStats, PartitionStats
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -72,8 +72,8 @@ def test_methods_that_the_original_does_not_have_are_on_the_page() -> None:
 
 def test_every_key_of_the_consumers_statistics_has_a_row() -> None:
     counted, reported = (
-        set(re.findall(r'^ {8}"(\w+)": ', inspect.getsource(function), re.MULTILINE))
-        for function in (engine.counts, engine.statistics)
+        set(re.findall(r'^ {12}"(\w+)": ', inspect.getsource(function), re.MULTILINE))
+        for function in (Engine.counts, Engine.statistics)
     )
     assert len(counted) > 15 and len(reported) > 10
     assert counted | reported <= rows_of("consumer.md").keys()

@@ -28,7 +28,7 @@ def test_a_chain_counts_the_modules_of_one_package_only(tmp_path: Path) -> None:
         one__c="from kpsplit.two.d import Thing",
         two__d="class Thing: ...",
     )
-    assert figures["longest import chain inside another package"] == 3
+    assert figures["longest import chain inside a package"] == 3
     assert figures["largest fan-out"] == 1
     assert figures["modules in import cycles"] == 0
     assert figures["files under 150 lines with one importer"] == 3

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -54,6 +54,24 @@ COMMITTED = [
     Case("merge", "Finish"),
 ]
 CASES = [*SPLITS, *MERGES, *COMMITTED]
+IN_EVERY_RUN = [
+    Case("split", "Claim"),
+    Case("split", "AwaitAcknowledged"),
+    Case("split", "Commit"),
+    Case("merge", "Claim"),
+    Case("merge", "AppendMarkers"),
+    Case("merge", "Commit"),
+    Case("merge", "SealSubTopics"),
+]
+"""One case of each outcome, on both sides of each decision; the others take minutes, and run at night."""
+
+
+def parameters(cases: Iterable[Case]) -> list[Any]:
+    """Return cases as parameters of a test."""
+    return [
+        pytest.param(case, id=str(case), marks=() if case in IN_EVERY_RUN else pytest.mark.nightly)
+        for case in cases
+    ]
 
 
 def operator(

@@ -21,6 +21,7 @@ from tests.fault.operator_cases import (
     Case,
     CaseRun,
     operator,
+    parameters,
     side_by_side,
     writable_again,
 )
@@ -51,21 +52,21 @@ def runs(
         yield futures
 
 
-@pytest.mark.parametrize("case", SPLITS, ids=str)
+@pytest.mark.parametrize("case", parameters(SPLITS))
 def test_a_split_whose_operator_is_killed_before_the_commit_is_rolled_back_without_a_human(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
     record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
-@pytest.mark.parametrize("case", MERGES, ids=str)
+@pytest.mark.parametrize("case", parameters(MERGES))
 def test_a_merge_whose_operator_is_killed_before_the_commit_can_be_aborted(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
     record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
-@pytest.mark.parametrize("case", COMMITTED, ids=str)
+@pytest.mark.parametrize("case", parameters(COMMITTED))
 def test_an_operation_whose_operator_is_killed_behind_the_commit_goes_forward(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:

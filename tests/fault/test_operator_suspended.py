@@ -24,6 +24,7 @@ from tests.fault.operator_cases import (
     Case,
     CaseRun,
     operator,
+    parameters,
     side_by_side,
     writable_again,
 )
@@ -81,7 +82,7 @@ def runs(
         yield futures
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", parameters(CASES))
 def test_an_operator_that_slept_while_its_operation_was_ended_is_fenced_and_changes_nothing(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:

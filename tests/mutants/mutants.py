@@ -13,12 +13,17 @@ from types import CodeType
 
 import pytest
 
+from tests.mutants.fixes import FIXES
+
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """In a module, one text instead of another; ``noticed_by``: a file of tests/unit or tests/property."""
+    """In a module, one text instead of another.
+
+    ``noticed_by``: a file of tests/unit or tests/property, or one test of it (``file::test``).
+    """
 
     name: str
     module: str
@@ -34,7 +39,7 @@ class Mutant:
     @property
     def tests(self) -> Path:
         """The file of the tests that notice it."""
-        return ROOT / "tests" / self.noticed_by
+        return ROOT / "tests" / self.noticed_by.partition("::")[0]
 
 
 SEND_STATE, SEND_TESTS = "producer.send_state", "unit/test_producer_send_state.py"
@@ -43,6 +48,55 @@ WRITES, COMMITS = "consumer.commit.writes", "unit/test_consumer_engine_committin
 FETCHES = "unit/test_consumer_tracks.py"
 
 MUTANTS = [
+    Mutant(
+        "let a fence be deferred for longer than the lease",
+        SEND_STATE,
+        "            self.transactions.no_fence()\n            self._fence_writers()\n        self.suspended",
+        "            pass\n        self.suspended",
+        f"{SEND_TESTS}::test_a_fence_is_deferred_no_longer_than_the_lease",
+    ),
+    Mutant(
+        "let a lease that ran out unnoticed be renewed as if it had not",
+        "producer.state",
+        "        if not self.lease_valid():  # nor to see this",
+        "        if False:  # nor to see this",
+        "unit/test_producer_lease.py::test_a_lease_that_is_over_lapses_before_it_is_renewed",
+    ),
+    Mutant(
+        "leave a segment open while a stray waits for it and its own segment is not resolved",
+        SEND_STATE,
+        "                self.statistics.strays += len(astray)\n                self._reopen()",
+        "                self.statistics.strays += len(astray)",
+        SEND_TESTS,
+    ),
+    Mutant(
+        "forget which numbers the fast path has sent to a segment",
+        SEND_STATE,
+        "                writer.newest = self.next_sequence - 1",
+        "                pass",
+        SEND_TESTS,
+    ),
+    Mutant(
+        "let a record pass through after the lease, by the short path",
+        "producer.sending",
+        "if topic in plain_topics and monotonic() < state.lease_until:",
+        "if topic in plain_topics:",
+        "unit/test_producer_state.py",
+    ),
+    Mutant(
+        "certify while the library's thread writes",
+        "producer.client",
+        "        if background is not None and not background.is_alive():",
+        "        if background is not None:",
+        "unit/test_producer_closing.py",
+    ),
+    Mutant(
+        "take what a signal handler raised for a lock that is taken",
+        "producer.sending",
+        "            if not is_locks_own(error):",
+        "            if False:",
+        "unit/test_producer_interrupts.py",
+    ),
     Mutant(
         "acknowledge a fence while a closed segment has records in flight",
         SEND_STATE,
@@ -95,15 +149,15 @@ MUTANTS = [
     Mutant(
         "write a position again that a seek has moved away from",
         ASSIGNED,
-        "return here and not self.by_hand and not self.moved and bool(self.committed)",
-        "return here and not self.by_hand and bool(self.committed)",
+        "sure = not self.by_hand and not self.moved and not self.uncertain",
+        "sure = not self.by_hand and not self.uncertain",
         "unit/test_consumer_engine_righting.py",
     ),
     Mutant(
         "take what was committed before a seek back for processed",
-        ASSIGNED,
-        "committed = () if self.sought > self.moves_committed else self.committed",
-        "committed = self.committed",
+        "consumer.commit.committer",
+        "known = [(assigned.moves_committed, assigned.committed),",
+        "known = [(assigned.moves, assigned.committed),",
         MOVES,
     ),
     Mutant(
@@ -155,6 +209,7 @@ MUTANTS = [
         "positions[segment.id] = max(waiting, default=end)",
         "unit/test_consumer_ledger_starts.py",
     ),
+    *(Mutant(*row) for row in FIXES),
 ]
 
 
@@ -171,11 +226,18 @@ def make(mutant: Mutant) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
+PATIENCE = 15.0
+"""So many seconds a test waits for what does not come because of the mistake."""
+
+
 def main(name: str) -> int:
     """Run the tests with the mistake made; return pytest's exit code."""
     mutant = next(m for m in MUTANTS if m.name == name)
     make(mutant)
-    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", str(mutant.tests)])
+    from tests.unit import lane_samples  # after the mistake was made
+
+    lane_samples.PATIENCE = PATIENCE  # what waits in vain has noticed it
+    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"{ROOT / 'tests'}/{mutant.noticed_by}"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A simulated logical partition with producers, operations, and members of one group that share its slots.
 
 Logs are lists, brokers are functions, every choice is made by one seeded generator. The members are made of
-the real tracks, progress and buffer. An oracle knows every record and checks each commit.
+the real reader, progress and buffer. An oracle knows every record and checks each commit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from random import Random
+from unittest.mock import patch
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
+from kpsplit.consumer.fetch import reader as readings
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import ReadingEvent
+from kpsplit.consumer.fetch.reader import LONGEST_REST_SECONDS, SlotReader
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
@@ -229,6 +232,75 @@ class World:
         }
 
 
+BROKEN = 0.02
+"""How often an error stands in the place of some records, which are there when they are read again."""
+
+
+class Client:
+    """Gives what librdkafka may give, at its weakest.
+
+    One call brings runs of several logs, each more than once, with ends and errors between. It reads on after
+    each run, whatever becomes of it. The end of a log is reported once, until more was read there.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.most = 0
+        self._world = world
+        self._positions: dict[PhysicalPartition, int] = {}
+        self._ended: set[PhysicalPartition] = set()
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        """Read logs, each from an offset on."""
+        for place in places:
+            source = PhysicalPartition(place.topic, place.partition)
+            assert source not in self._positions, "assigned already"
+            self._positions[source] = place.offset
+            self._ended.discard(source)
+
+    def incremental_unassign(self, places: list[TopicPartition]) -> None:
+        """Read logs no more."""
+        for place in places:
+            del self._positions[PhysicalPartition(place.topic, place.partition)]
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """All leaders are known."""
+
+    def consume(self, count: int, _timeout: float) -> list[Message]:
+        """Return what was fetched."""
+        random, found = self._world.random, list[Message]()
+        for _ in range(random.randint(0, 2 * len(self._positions))):
+            source = random.choice(sorted(self._positions))
+            found += self._run(source, min(random.randint(0, self.most), count - len(found)))
+        return found
+
+    def _run(self, source: PhysicalPartition, most: int) -> list[Message]:
+        log, start = self._world.logs[source], self._positions[source]
+        after = [m for m in log.records if (m.offset() or 0) >= start]
+        if not most or (not after and source in self._ended):
+            return []
+        if not after:
+            self._ended.add(source)
+            self._positions[source] = max(start, log.end)
+            return [_error(source, KafkaError._PARTITION_EOF, self._positions[source])]
+        self._ended.discard(source)
+        messages = after[:most]
+        self._positions[source] = (messages[-1].offset() or 0) + 1
+        if self._world.random.random() < BROKEN:
+            return [_error(source, KafkaError._BAD_MSG, start)]
+        return messages
+
+
+def _error(source: PhysicalPartition, code: int, offset: int) -> Message:
+    return Message(source.topic, source.partition, offset, error=KafkaError(code, "in the simulation"))
+
+
+class Everything(set[str]):
+    """Every topic is the one that the lineage means."""
+
+    def __contains__(self, _topic: object) -> bool:
+        return True
+
+
 @dataclass(slots=True)
 class Tenure:
     """One slot's stay with a member: where it began, and what the member processed of it."""
@@ -244,17 +316,21 @@ class Member:
         self.world = world
         self.name = name
         self.events: list[ReadingEvent] = []
-        self._tickets = 0
         self.view = 0
-        self.tracks = FetchState(world.states[0], self._request_id, self.events.append)
+        self.client = Client(world)
+        self.reader = SlotReader(
+            Connection({"bootstrap.servers": "localhost:1"}),
+            {},
+            self.events.append,
+            client=self.client,  # type: ignore[arg-type]
+        )
+        self.reader._identified = Everything()
+        self.reader.update(world.states[0])
+        self._now = 0.0
         self.buffer = FetchBuffer()
         self.assignment_epochs: dict[OwnedSlot, Tenure] = {}
         self.in_work: list[Message] = []
         self._asked: tuple[int, int] | None = None
-
-    def _request_id(self) -> int:
-        self._tickets += 1
-        return self._tickets
 
     # the control topic
 
@@ -262,7 +338,7 @@ class Member:
         """Read the control topic up to a state."""
         if view > self.view:
             self.view = view
-            self.tracks.update(self.world.states[view])
+            self.reader.update(self.world.states[view])
 
     def see_some(self) -> None:
         """Read a bit of the control topic."""
@@ -271,33 +347,36 @@ class Member:
     def ask(self) -> None:
         """Ask for the control topic's end, or read up to what was asked for."""
         if self._asked is None:
-            request_id = self.tracks.request_id
+            request_id = self.reader.wants_refresh
             if request_id:
                 self._asked = request_id, len(self.world.states) - 1
             return
         request_id, end = self._asked
         self._asked = None
         self.see(end)
-        self.tracks.refreshed(request_id)
+        self.reader.refreshed(request_id)
 
     # reading
 
     def fetch(self, most: int) -> int:
-        """Read of every physical partition that is wanted; return how many records were read."""
-        read = 0
-        for source, position in self.tracks.wanted().items():
-            log = self.world.logs[source]
-            behind = [m for m in log.records if (m.offset() or 0) >= position]
-            messages = behind[: self.world.random.randint(0, most)]
-            batches = []
-            if messages:
-                read += len(messages)
-                batches += self.tracks.take(source, messages, all(map(Message.key, messages)))
-            if len(messages) == len(behind) and source in self.tracks.wanted():
-                batches += self.tracks.at_end(source, log.end)
-            for batch in batches:
-                self.buffer.offer(batch)
-        return read
+        """Take what one call of the client brings; return how many records are handed out."""
+        self.client.most = most
+        with patch.object(readings, "monotonic", self._later):
+            batches = self.reader.step(0, 1 << 20)
+        for batch in batches:
+            self.buffer.offer(batch)
+        return sum(len(batch.messages) for batch in batches)
+
+    def _later(self) -> float:
+        """Time passes: a log that rests is tried again soon."""
+        self._now += LONGEST_REST_SECONDS
+        return self._now
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it has heard the ends of all logs that it reads."""
+        fetch_state = self.reader.fetch_states[PARENT]
+        return all(fetch_state.ended(source) for source in fetch_state.wanted())
 
     def work(self, most: int) -> None:
         """The application finishes what it has and asks for more."""
@@ -329,7 +408,7 @@ class Member:
         """A slot arrives."""
         self.assignment_epochs[slot] = Tenure(cursor)
         self.buffer.taken(slot, cursor)
-        self.tracks.own(slot, cursor)
+        self.reader.own(slot, cursor)
 
     def processed(self, slot: OwnedSlot) -> Cursor:
         """What of a slot would be committed now."""
@@ -346,14 +425,14 @@ class Member:
 
     def lose(self, slot: OwnedSlot) -> None:
         """A slot is gone."""
-        self.tracks.disown(slot)
+        self.reader.disown([slot])
         self.buffer.dropped([slot])
         del self.assignment_epochs[slot]
 
     def pause(self) -> None:
         """The application pauses and resumes: what was not handed out is read again."""
         for slot, cursor in self.buffer.take_back([PARENT]).items():
-            self.tracks.own(slot, cursor)
+            self.reader.own(slot, cursor)
 
 
 class Group:
@@ -456,6 +535,8 @@ class Group:
                 member.work(50)
             if not self.moving and self.at_rest():
                 break
+        else:
+            raise AssertionError("it does not come to rest")
         for member in self.members:
             member.work(1)
         for slot, member in self.owner.items():
@@ -465,13 +546,16 @@ class Group:
         """Whether everything was read and handed out."""
         lineage = self.world.state.lineage
         read = all(
-            not member.buffer.waiting_bytes() and not member.in_work and not member.tracks.request_id
+            not member.buffer.waiting_bytes()
+            and not member.in_work
+            and not member.reader.wants_refresh
+            and member.at_end
             for member in self.members
         )
         return read and all(
             self.world.logs[lineage.get(segment).source].end <= position
             for slot, member in self.owner.items()
-            for segment, position in member.tracks.cursor(slot).pending(lineage).items()
+            for segment, position in member.reader.cursor(slot).pending(lineage).items()
         )
 
     def check(self) -> None:

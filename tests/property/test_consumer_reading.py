@@ -29,7 +29,7 @@ def run(seed: int, members: int, slots: int, *, crashes: bool = False, seeks: bo
         (10, world.operate),
         (6, lambda: somebody(lambda i: group.members[i].see_some())),
         (12, lambda: somebody(lambda i: group.members[i].ask())),
-        (25, lambda: somebody(lambda i: group.members[i].fetch(5) and None)),
+        (random.choice((3, 25)), lambda: somebody(lambda i: group.members[i].fetch(5) and None)),
         (20, lambda: somebody(lambda i: group.members[i].work(4))),
         (5, group.commit_some),
         (5, group.hand_over),

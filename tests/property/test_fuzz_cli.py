@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kpsplit.admin_cli import param_types as types
+from kpsplit.admin_cli import options as types
 from kpsplit.admin_cli.commands.seek import TARGET
 from kpsplit.admin_cli.failures import exit_code_of, line_of
 from kpsplit.admin_cli.main import cli

@@ -15,12 +15,12 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kpsplit.consumer.fetch.logical_record import read_headers
+from kpsplit.consumer.fetch.record_filter import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
 from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, SequenceBlock
-from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
+from kpsplit.spark_jobs.verification.sequences import absent, incomplete
 from kpsplit.spark_jobs.verification.start import Extent, JudgedFrom, KnownProducers, extents
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.consumer.state.changelog import check_record
-from kpsplit.consumer.state.marker import RestoreMarker as StateMarker
 from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.storage import RestoreMarker as StateMarker
 from kpsplit.control.plans import Plan
 from kpsplit.errors import CheckFailedError, KpsplitError, RecordError
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE

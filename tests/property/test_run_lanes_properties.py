@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kpsplit.consumer.commit.writes import least
 from kpsplit.consumer.fetch.batch import Batch, message_hash
-from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
+from kpsplit.consumer.run.lanes import Lane, LaneState
 from kpsplit.consumer.slots.assigned import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.group_slots import OwnedSlot
@@ -23,7 +23,7 @@ from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Lineage, Segment
 from kpsplit.splitter.reading import Cursor
 from tests.property.strategies import histories
-from tests.unit.lane_samples import PARENT, record
+from tests.unit.lane_samples import PARENT, Lanes, record
 
 KEYS = [b"key-%d" % i for i in range(24)]
 OPEN_LENGTH = 5
@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, lineage: Lineage, slots: int, wanted: int) -> None:
         self.lineage = lineage
-        self.lanes = LaneScheduler(wanted, 1 << 30)
+        self.lanes = Lanes(wanted, 1 << 30)
         self.owned = [OwnedSlot(PARENT, i, slots) for i in range(slots)]
         self.reading = {slot: Cursor(slot.range, {}) for slot in self.owned}
         self.ahead: dict[OwnedSlot, PieceProgress] = {}

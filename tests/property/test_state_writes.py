@@ -9,10 +9,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kpsplit.consumer.state.marker import RestoreMarker
-from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.state.storage import Storage
+from kpsplit.consumer.state.storage import RestoreMarker, Storage
 
 SLOT, NEIGHBOURS = SlotId("t", 1, 1, 4), [SlotId("t", 1, 0, 4), SlotId("t", 1, 2, 4)]
 KEYS = st.binary(max_size=2)

@@ -137,7 +137,7 @@ def _poll(world: World, index: int) -> Done:
         return None
     if not producer.poll():
         return None
-    done = (f"{i.decode()}: {'failed' if at is None else at}" for i, at in producer.reported)
+    done = (f"{i.decode()}: {outcome if at is None else at}" for i, outcome, at in producer.reported)
     return f"{producer.name} polls: {', '.join(done) or 'nothing is final'}"
 
 
@@ -214,7 +214,7 @@ def _write(world: World, index: int, place: int) -> Done:
 
 
 def _acknowledge(world: World, index: int, place: int) -> Done:
-    return _network(world, index, place, lambda p, at: p.client.acknowledge(at))
+    return _network(world, index, place, lambda p, at: p.client.acknowledge(at, latest=place % 4 == 3))
 
 
 def flow(world: World, index: int, place: int) -> Done:
@@ -426,13 +426,18 @@ def _start(world: World, index: int) -> Done:
     return None
 
 
-def _fetch(world: World, index: int, place: int, most: int) -> Done:
+def _fetch(world: World, index: int, place: int, most: int, everywhere: int = 0) -> Done:
+    """Take what one call of the client brings: of one log, or of every log and then of each again."""
     member = _member(world, index)
     wanted = sorted(member.tracks.wanted()) if member else []
     if member is None or not wanted:
         return None
-    source = wanted[place % len(wanted)]
-    return f"{member.name} fetches from {source}" if member.fetch(source, most) else None
+    first = place % len(wanted)
+    sources = [*wanted[first:], *wanted[:first]]
+    chosen = [*sources, *sources] if everywhere else sources[:1]
+    if not member.fetch(chosen, most):
+        return None
+    return f"{member.name} fetches from {', then '.join(map(str, chosen))}"
 
 
 def _work(world: World, index: int, most: int) -> Done:

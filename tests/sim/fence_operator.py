@@ -38,6 +38,8 @@ class OperatorMoves(RealCode):
                 producers=producers, operator=operator._replace(over=operator.over - {index})
             )
             yield f"p{index}'s registration is removed", False, after
+        if self.scope.neighbours:
+            yield from self._removed_by_others(world)
         if operator.asleep is not None:
             attempt_id, since, first = operator.asleep
             if self._patience_over(world, since, first):
@@ -56,6 +58,14 @@ class OperatorMoves(RealCode):
         if operator.aborted < self.scope.aborts and state.phase in (Phase.PREPARING, Phase.FENCED):
             yield self._aborted(world, state)
         yield from self._next_step(world, state)
+
+    def _removed_by_others(self, world: Global) -> Iterator[Move]:
+        """A registration whose lease is over was silent at the PREPARE of another partition."""
+        for index, producer in enumerate(world.producers):
+            if producer.registered and not producer.removed and producer.lease < 0 and not producer.fresh:
+                producers = put(world.producers, index, producer._replace(removed=True))
+                text = f"another partition's operator removes p{index}'s registration"
+                yield text, True, world._replace(producers=producers)
 
     def _next_step(self, world: Global, state: PartitionState) -> Iterator[Move]:
         operator = world.operator

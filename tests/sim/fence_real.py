@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -61,6 +62,8 @@ class Scope:
     """A dead operator wakes up while it waits for readiness, and finds everybody silent."""
     counts_early: bool = False
     """A wrong protocol: a report counts its record as done before it takes it in hand."""
+    neighbours: bool = False
+    """Operators of other partitions remove registrations that were silent for a lease."""
     retries: bool = True
     """A record that is in the log may be rejected by a hard seal: its first acknowledgement was lost."""
 
@@ -144,7 +147,12 @@ def marker_entry(marker: Marker) -> tuple[str, str, bool]:
 
 
 class RealCode:
-    """The code of a scope. Everything remembered belongs to one instance, so patched code is really run."""
+    """The code of a scope. Everything remembered belongs to one instance, so patched code is really run.
+
+    ``tells_order``: states in which different numbers were sent are different states.
+    """
+
+    tells_order = False
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -225,10 +233,13 @@ class RealCode:
             return ()
         sequence = fence.next_sequence
         fence.next_sequence += 1
+        writer.sent += 1
         return (self._given(fence, writer, sequence),)
 
     def _do_release(self, fence: Any, keys: tuple[int, ...]) -> tuple[Any, ...]:
         ready = list(fence.sendable())
+        for writer, record in ready:
+            writer.note_sent(record.sequence)
         given = tuple(self._given(fence, writer, record.sequence) for writer, record in ready)
         if ready:
             fence.sent([record for _, record in ready])
@@ -244,7 +255,6 @@ class RealCode:
         return self._finals(fence.give_up_pending(lambda record: record.sequence != sequence))
 
     def _given(self, fence: Any, writer: Any, sequence: int) -> tuple[int, int, int, int]:
-        writer.sent += 1
         return self._source_ids[writer.segment.source], sequence, writer.segment.id, fence.state.epoch
 
     def _do_report(
@@ -289,9 +299,18 @@ class RealCode:
     def _do_suspend(self, fence: Any) -> None:
         fence.suspend(True)
 
-    def _do_renew(self, fence: Any) -> tuple[Any, ...]:
-        fence.suspend(False)
-        return self._finals(fence.resolve(lease_valid=True))
+    def _do_renew(self, fence: Any, valid: bool) -> tuple[Any, ...]:
+        """Renew the lease; ``valid``: the one before is still on, or it ran out and nobody noticed."""
+        finals: list[Final[Any]] = []
+        context: Any = SimpleNamespace(
+            ended=False, lease_until=0.0, routes={}, instance=0, collecting=False,
+            lease_valid=lambda: valid or context.lease_until > 0, send_states=lambda: [fence],
+            report=lambda _, found: finals.extend(found),
+            refresh=lambda fence: ProducerState.refresh(context, fence),
+            lapse=lambda: ProducerState.lapse(context),
+        )  # fmt: skip
+        ProducerState.renew(context, inf)
+        return self._finals(finals)
 
     def _do_quiescent(self, fence: Any) -> bool:
         return bool(fence.quiescent())
@@ -326,8 +345,8 @@ class RealCode:
             fence.next_sequence,
             tuple((i, tuple((r.key_hash, r.sequence) for r in q)) for i, q in sorted(backlog.queues.items())),
             frozenset(backlog._unsorted),
-            tuple(_writer_state(w) for w in fence.writers),
-            tuple(_writer_state(w) for w in fence.closing),
+            tuple(_writer_state(w, self.tells_order) for w in fence.writers),
+            tuple(_writer_state(w, self.tells_order) for w in fence.closing),
             _transactions_state(fence.transactions),
             self._went_astray(fence),
         )
@@ -336,6 +355,10 @@ class RealCode:
             number = self._snapshot_ids[taken] = len(self.snapshots)
             self.snapshots.append(taken)
         return number
+
+    def all_in_order(self) -> bool:
+        """Return whether no segment was ever sent a lower number after a higher one."""
+        return all(writer[-1][1] for taken in self.snapshots for writer in (*taken[5], *taken[6]))
 
     def _went_astray(self, fence: Any) -> bool:
         """Return whether that a record went astray matters later."""
@@ -368,7 +391,7 @@ class RealCode:
         return number
 
 
-def _writer_state(writer: RouteWriter) -> tuple[Any, ...]:
+def _writer_state(writer: RouteWriter, tells_order: bool) -> tuple[Any, ...]:
     return (
         writer.segment.id,
         writer.open,
@@ -378,11 +401,14 @@ def _writer_state(writer: RouteWriter) -> tuple[Any, ...]:
         tuple((u.record.key_hash, u.record.sequence, u.answer, u.earliest) for u in writer.unplaced),
         writer.last_number,
         writer.last_offset,
+        (writer.newest, writer.in_order) if tells_order else (-1, True),
     )
 
 
 def _restore_writer(writer: RouteWriter, rest: list[Any]) -> None:
-    writer.open, writer.fenced, writer.sent, pending, unplaced, writer.last_number, writer.last_offset = rest
+    writer.open, writer.fenced, writer.sent, pending, unplaced, *last, order = rest
+    writer.last_number, writer.last_offset = last
+    writer.newest, writer.in_order = order
     nothing: Any = None
     writer.pending = [Acknowledged(Outgoing(key, number, nothing), offset) for key, number, offset in pending]
     writer.unplaced = [Unplaced(Outgoing(k, n, nothing), answer, first) for k, n, answer, first in unplaced]

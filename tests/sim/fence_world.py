@@ -263,11 +263,11 @@ class World(OperatorMoves, Judged):
         owing, *_ = self._owed(world, producer)
         if owing or (producer.registered and not _good(producer)):
             return self._with(world, index, producer)
-        producer = producer._replace(fresh=False)
+        valid, producer = producer.lease >= 0, producer._replace(fresh=False)
         producer = producer._replace(lease=self._aged(asked, len(world.control)))
         if producer.fence < 0:
             return self._with(world, index, producer)
-        fence, finals = self._call(producer.fence, "renew", ())
+        fence, finals = self._call(producer.fence, "renew", (valid,))
         return self._with(world, index, self._final(producer._replace(fence=fence), finals))
 
     def _join(self, world: Global, index: int, name: str) -> Iterator[Move]:

@@ -13,6 +13,7 @@ import pytest
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import finality, lease
+from kpsplit.producer.finality import SegmentWriter
 from kpsplit.producer.send_state import Backlog, PartitionSendState
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter import commits, control_plane, reading
@@ -118,6 +119,15 @@ def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
         return self.acknowledged(writer, record, 1 << 40, lease_valid=lease_valid)
 
     patch.setattr(PartitionSendState, "unplaced", unplaced)
+
+
+def take_numbers_for_the_order_of_sending(patch: pytest.MonkeyPatch) -> None:
+    """A stray without a key may be sent again to a segment that took higher numbers."""
+
+    def note_sent(self: Any, _: int) -> None:
+        self.sent += 1
+
+    patch.setattr(SegmentWriter, "note_sent", note_sent)
 
 
 def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
@@ -264,6 +274,10 @@ def take_an_empty_segment_for_drained(patch: pytest.MonkeyPatch) -> None:
 
 def read_with_an_older_view_than_the_cursors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cursor, "ahead_of", lambda self, lineage: False)
+
+
+def read_on_after_what_was_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FetchState, "_has_left_out", lambda *_: False)
 
 
 def go_on_after_a_gap_that_is_not_reported_yet(patch: pytest.MonkeyPatch) -> None:

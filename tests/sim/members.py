@@ -5,6 +5,7 @@ The group's coordinator and the offset log are simulated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -281,26 +282,39 @@ class SimMember:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def fetch(self, source: PhysicalPartition, most: int) -> bool:
-        """Read on in one physical partition.
+    def fetch(self, sources: Sequence[PhysicalPartition], most: int) -> bool:
+        """Read on as the client does: runs of records of physical partitions, some of the same one.
 
-        Where the topic is gone the view is refreshed first: with an older one the tracks stop for good.
+        The client reads on after each run, whatever becomes of it.
         """
+        positions = self.tracks.wanted()
+        return sum(self._fetch_run(source, positions, most) for source in sources) > 0
+
+    def _fetch_run(
+        self, source: PhysicalPartition, positions: dict[PhysicalPartition, int], most: int
+    ) -> bool:
+        """Where the topic is gone the view is refreshed first: with an older one the tracks stop for good."""
         brokers = self.world.brokers
         log, topic_id = brokers.logs.get(source), brokers.topics.get(source.topic)
         refreshed = topic_id is None and self.see(self.world.control.stable())
-        position = self.tracks.wanted().get(source)
-        if position is None:
+        start = positions.get(source)
+        if start is None:
             return refreshed
-        if log is None or topic_id is None or position < log.start:
+        if log is None or topic_id is None or start < log.start:
+            if self.tracks.wanted().get(source) != start:
+                return refreshed
             bounds = LogBounds(log.start, log.end, log.end) if log is not None else None
             batches = self.tracks.examine(source, Found(topic_id, bounds))
         else:
-            entries = log.from_offset(position, most)
-            messages = [e.message for e in entries]
-            batches = self.tracks.take(source, messages, all(e.key for e in entries)) if messages else []
+            entries = log.from_offset(start, most)
+            batches = []
+            if entries:
+                positions[source] = entries[-1].offset + 1
+                messages = [e.message for e in entries]
+                batches += self.tracks.take(source, start, messages, all(e.key for e in entries))
             if not entries or entries[-1] is log.entries[-1]:
-                batches += self.tracks.at_end(source, log.end)
+                start, positions[source] = positions[source], log.end
+                batches += self.tracks.at_end(source, start, log.end)
         for batch in batches:
             self.buffer.offer(batch)
         return True

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.clock import Deadline
-from kpsplit.control.runner import ends_to_reach, undrained
+from kpsplit.control.retirement import ends_to_reach, undrained
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
@@ -19,7 +19,7 @@ from kpsplit.errors import (
     UnreachableError,
 )
 from kpsplit.kafka.groups import proven_positions
-from kpsplit.producer import takeover
+from kpsplit.producer import fence_task
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.driver import Driver, Ports
@@ -402,7 +402,7 @@ def take_over(attempt_id: str, wait: float) -> Work:
 
     def work(operator: Operator) -> object:
         operator._queue = ClaimQueue(operator.name, operator.now() + wait)
-        return takeover.roll_back(cast(Any, operator), PARENT, attempt_id)
+        return fence_task.roll_back(cast(Any, operator), PARENT, attempt_id)
 
     return work
 
@@ -457,6 +457,6 @@ def due_for_takeover(world: World, state: PartitionState) -> tuple[str, float] |
         return None
     fenced_at = next((r.opened for r in world.control.records if r.state == state), world.timeline.now)
     pause = state.attempt.max_pause_ms / 1000
-    wait = fenced_at + pause + takeover.GRACE_SECONDS - world.timeline.now
-    soon = takeover.GRACE_SECONDS + min(takeover.AHEAD_SECONDS, pause / 2)
+    wait = fenced_at + pause + fence_task.GRACE_SECONDS - world.timeline.now
+    soon = fence_task.GRACE_SECONDS + min(fence_task.AHEAD_SECONDS, pause / 2)
     return (state.attempt.id, max(wait, 0.0)) if wait < soon else None

@@ -105,8 +105,8 @@ class Oracle:
         for producer in world.producers:
             if producer.reported:
                 reported, producer.reported = producer.reported, []
-                for id_, logical in reported:
-                    self._check_report(id_, logical)
+                for report in reported:
+                    self._check_report(*report)
         for member in world.members:
             if member.processed or member.out or member.reported_gaps:
                 self._check_member(member)
@@ -200,17 +200,17 @@ class Oracle:
             ):
                 raise ViolationError(f"OUT OF ORDER: {send.id!r} is written after {other.id!r}")
 
-    def _check_report(self, id_: bytes, logical: int | None) -> None:
+    def _check_report(self, id_: bytes, outcome: SendOutcome, logical: int | None) -> None:
         send = self.sends[id_]
         if send.outcome is not None:
             raise ViolationError(f"REPORTED TWICE: {id_!r}")
-        send.outcome, send.logical = SendOutcome.FAILED if logical is None else SendOutcome.OK, logical
-        if logical is None:
+        send.outcome, send.logical = outcome, logical
+        if outcome is not SendOutcome.OK:
             return
         place = self.effective.get(id_)
         if place is None:
             raise ViolationError(f"LOST {id_!r}: reported at logical offset {logical}, not there")
-        if place.logical != logical:
+        if logical is not None and place.logical != logical:
             raise ViolationError(f"MISPLACED {id_!r}: reported at {logical}, is at {place.logical}")
 
     # -- readers -----------------------------------------------------------------------------------

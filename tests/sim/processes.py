@@ -23,7 +23,7 @@ from kpsplit import clock as real_clock
 from kpsplit import producer
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.producer import fence_task, takeover
+from kpsplit.producer import fence_task
 
 _PRODUCER = [import_module(m.name) for m in walk_packages(producer.__path__, "kpsplit.producer.")]
 _TIMED = [real_clock, *(m for m in _PRODUCER if vars(m).get("monotonic") is real_clock.monotonic)]
@@ -69,7 +69,7 @@ def simulated_seams(timeline: Timeline, lookup: type, operation_log: type) -> It
     Not reentrant, and nothing else of kpsplit may run in this process meanwhile.
     """
     seams = [(module, "monotonic", timeline.monotonic) for module in _TIMED]
-    seams += [(fence_task, "Lookup", lookup), (takeover, "OperationLog", operation_log)]
+    seams += [(fence_task, "Lookup", lookup), (fence_task, "OperationLog", operation_log)]
     before = [(module, name, getattr(module, name)) for module, name, _ in seams]
     for module, name, value in seams:
         setattr(module, name, value)

@@ -15,22 +15,21 @@ from confluent_kafka import KafkaError, Message
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError, UnknownOutcomeError, UnreachableError
-from kpsplit.producer import metrics
+from kpsplit.producer.background import TopicTask
 from kpsplit.producer.config import ProducerSettings
-from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.fence_task import FenceTask
 from kpsplit.producer.lease import ControlFeed, LeaseTask, Registration
 from kpsplit.producer.lookup import Search
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.sending import PassThroughSender, StampedSender
-from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute
-from kpsplit.producer.topic_task import TopicTask
+from kpsplit.producer.sending import PassThroughSender, StampedSender, make_produce
+from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute, certificates
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
 from kpsplit.splitter.records.data import Stamp, note_own
 from kpsplit.splitter.records.producers import Entry, decode_entry
+from kpsplit.testing.history import SendOutcome
 from tests.sim.logs import PARENT, RefusedError
 from tests.sim.operators import LEASE_SECONDS
 from tests.sim.processes import ProcessClock
@@ -49,7 +48,10 @@ _TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT)
 
 @dataclass(slots=True)
 class InFlight:
-    """A record inside the client. ``offset``: where the broker wrote it, None while it did not."""
+    """A record inside the client. ``offset``: where the broker wrote it, None while it did not.
+
+    ``implied``: the acknowledgement of a later record said that it is written, and not where.
+    """
 
     place: PhysicalPartition
     id: bytes
@@ -57,10 +59,11 @@ class InFlight:
     report: Callable[[Any, Any], None]
     stamp: Stamp | None
     offset: int | None = None
+    implied: bool = False
 
 
 class Client:
-    """A librdkafka producer. Order is kept per partition, as with idempotence."""
+    """A librdkafka producer. Order is kept per partition, as with idempotence; reports may change theirs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -112,13 +115,24 @@ class Client:
             return f"{place} rejects {_named(item)}"
         return f"{place} writes {_named(item)} at {item.offset}"
 
-    def acknowledge(self, place: PhysicalPartition) -> str | None:
-        """The acknowledgement of the first record comes."""
+    def acknowledge(self, place: PhysicalPartition, *, latest: bool = False) -> str | None:
+        """The acknowledgement of the first record comes, or ``latest``: of the last one that is written.
+
+        The client then knows that those before it are written as well, and reports them later.
+        """
         queue = self.queues.get(place)
         if not queue or queue[0].offset is None:
             return None
+        written = sum(i.offset is not None and not i.implied for i in queue) if latest else 0
+        if written < 2:
+            item = self._over(place, None)
+            return f"{place} acknowledges {_named(item)} {_where(item)}"
+        passed = [queue.popleft() for _ in range(sum(i.offset is not None for i in queue) - 1)]
         item = self._over(place, None)
-        return f"{place} acknowledges {_named(item)} at {item.offset}"
+        for one in passed:
+            one.implied = True
+        queue.extendleft(reversed(passed))
+        return f"{place} acknowledges {_named(item)} at {item.offset}, and with it {len(passed)} before it"
 
     def fail(self, place: PhysicalPartition, how: str) -> str | None:
         """The first record times out: its acknowledgement was lost, it was never sent, or comes late.
@@ -126,7 +140,7 @@ class Client:
         ``how`` = ``rejected``: the acknowledgement was lost, and the retry meets a seal.
         """
         queue = self.queues.get(place)
-        if not queue:
+        if not queue or queue[0].implied:
             return None
         item, brokers = queue[0], self._world.brokers
         if how == "rejected":
@@ -175,7 +189,7 @@ def _message(item: InFlight, error: KafkaError | None) -> Message:
     return Message(
         topic=item.place.topic,
         partition=item.place.partition,
-        offset=-1 if item.offset is None else item.offset,
+        offset=-1 if item.offset is None or item.implied else item.offset,
         key=item.key,
         value=item.id,
         timestamp=(1, 1),
@@ -185,6 +199,10 @@ def _message(item: InFlight, error: KafkaError | None) -> Message:
 
 def _named(item: InFlight) -> str:
     return item.id.decode()
+
+
+def _where(item: InFlight) -> str:
+    return "without an offset" if item.implied else f"at {item.offset}"
 
 
 MESSAGE_TIMEOUT = 40.0
@@ -336,8 +354,8 @@ class SimProducer:
         self.asleep = False
         self.closed = False
         self.client = Client(world)
-        self.reported: list[tuple[bytes, int | None]] = []
-        """Delivery reports since the oracle last looked: the record, its logical offset or None."""
+        self.reported: list[tuple[bytes, SendOutcome, int | None]] = []
+        """Delivery reports since the oracle last looked: the record and, if known, its logical offset."""
         settings = ProducerSettings(
             "consistent_random",
             name,
@@ -353,7 +371,7 @@ class SimProducer:
         plain = PlainProducer(self.client.send, self.client.poll, self.client.__len__, lambda _: 0)
         shared = self.shared = ProducerState(settings, instance, plain)
         stamped, passing = StampedSender(shared), PassThroughSender(shared)
-        held = HeldRecords(shared, stamped.send, passing.send)
+        held = HeldRecords(shared, stamped, passing, lambda: None)
         feed = self.feed = ControlFeed(cast(Any, world), shared)
         self.tail = SimTail(world)
         feed.tail = cast(Any, self.tail)
@@ -361,18 +379,17 @@ class SimProducer:
         self.registration: Registration = feed.registration
         self.writer = SimRegistrationWriter(world)
         self.registration._writer = cast(Any, self.writer)
-        self.lease = LeaseTask(feed, held)
+        self.lease = LeaseTask(feed)
         self.fences = FenceTask(feed, held, lambda: False)
         self.topics = TopicTask(feed, held, passing, self.fences.watch)
-        general = GeneralPath(shared, stamped, passing, held, lambda: None)
-        self._produce = make_produce(shared, self.client.send, stamped, passing, general.produce)
+        self._produce = make_produce(shared, self.client.send, stamped, passing, held.produce)
         self._duties = {
             name: getattr(owner, name)
             for owner in (self.lease, self.topics, self.fences)
             for name in DUTIES
             if hasattr(owner, name)
         }
-        self._duties["acknowledge"] = self.fences.acknowledge
+        self._duties["watch_time"] = self._watch_time
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -391,7 +408,7 @@ class SimProducer:
         self._run()
         self.shared.end()
         with suppress(KpsplitError):
-            self.registration.certify(metrics.certificates(self.shared), cast(Any, None))
+            self.registration.certify(certificates(self.shared), cast(Any, None))
         self.shared.clear_routes()
         self.closed = True
 
@@ -400,7 +417,8 @@ class SimProducer:
         return not len(self.client) and not self.shared.unresolved()
 
     def _callback(self, error: Any, message: Any) -> None:
-        self.reported.append((message.value(), None if error is not None else message.offset()))
+        outcome = SendOutcome.OK if error is None else SendOutcome.FAILED
+        self.reported.append((message.value(), outcome, None if error is not None else message.offset()))
 
     # -- the library's thread ----------------------------------------------------------------------
 
@@ -425,6 +443,10 @@ class SimProducer:
         for name in DUTIES:
             self.duty(name, fault)
         self.tail.prompt = False
+
+    def _watch_time(self) -> None:
+        self.lease.watch_time()
+        self.fences.fail_late()
 
     def _adopt(self) -> None:
         if self.tail.length != self.lease.adopted:

@@ -121,7 +121,7 @@ def _with_numbers(name: str, random: Random, second: float) -> Event:
         case "foreign":
             return name, int(random.random() * (len(KEYS) + 1))
         case "fetch":
-            return name, two, four, 1 + four
+            return name, two, four, 1 + four, int(four == 3)
         case "work":
             return name, two, 1 + four
         case "commit":
@@ -268,8 +268,7 @@ def _consume(world: World, member: SimMember) -> None:
         member.start(slot)
     member.refresh()
     member.refresh()
-    for source in list(member.tracks.wanted()):
-        member.fetch(source, 1000)
+    member.fetch(list(member.tracks.wanted()), 1000)
     member.work(1000)
     member.work(0)
     world.oracle.check()
@@ -324,7 +323,7 @@ def _run(events: Iterable[Event], trace: bool) -> RunResult:
                 **world.counts,
                 "epochs": world.control.truth.epoch,
                 "records": report.sent,
-                "strays": sum(p.shared.strays() for p in world.producers),
+                "strays": sum(f.statistics.strays for p in world.producers for f in p.shared.send_states()),
                 "rounds": rounds,
                 "delivered again": world.oracle.repeated,
             }

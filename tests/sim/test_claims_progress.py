@@ -19,8 +19,8 @@ import pytest
 from kpsplit import clock
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.producer import takeover
-from kpsplit.producer.takeover import Takeover
+from kpsplit.producer import fence_task
+from kpsplit.producer.fence_task import Takeover
 from kpsplit.splitter.claimed_log import ClaimQueue, Go
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, Fence, PartitionState, Phase, Prepare
@@ -52,10 +52,10 @@ class SlowOperator(Operator):
         while True:
             self.process.call(partial(self._sleep_until, at))
             try:
-                takeover.roll_back(cast(Any, self), PARENT, self._attempt, queue)
+                fence_task.roll_back(cast(Any, self), PARENT, self._attempt, queue)
                 return
             except KpsplitError:
-                at = self.now() + takeover.RETRY_SECONDS
+                at = self.now() + fence_task.RETRY_SECONDS
 
     def _sleep_until(self, at: float) -> Effect:
         yield Blocked("waits", lambda: self.clock.now() >= at)
@@ -118,7 +118,7 @@ def pause(transaction: float, seed: int, limit: float) -> tuple[float, int]:
             SlowOperator(
                 world,
                 f"p{number}",
-                MAX_PAUSE + takeover.GRACE_SECONDS + chance.uniform(0.0, takeover.SPREAD_SECONDS),
+                MAX_PAUSE + fence_task.GRACE_SECONDS + chance.uniform(0.0, fence_task.SPREAD_SECONDS),
                 transaction,
             )
             for number in range(PRODUCERS)
@@ -231,7 +231,7 @@ def test_many_that_would_take_over_do_not_slow_down_the_one_that_does(transactio
 
 
 def test_a_takeover_that_is_settled_only_when_it_is_due_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "AHEAD_SECONDS", -takeover.GRACE_SECONDS)
+    monkeypatch.setattr(fence_task, "AHEAD_SECONDS", -fence_task.GRACE_SECONDS)
     took, _ = pause_under_load(5.0, 0, 120.0)
     print(f"settled when it is due: {took:.1f} s")
     assert took > MAX_PAUSE + 5.0 + 5.0

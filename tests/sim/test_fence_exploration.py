@@ -83,6 +83,21 @@ def test_nothing_is_lost_doubled_reordered_or_left_without_a_report(name: str) -
 
 @pytest.mark.parametrize(
     "scope",
+    [Scope(TWO), Scope(TWO, **MERGE), Scope(ONE, aborts=1), Scope(EACH, **BOTH, lapses=False)],
+    ids=["a split", "a merge", "a split that is aborted", "a split and a merge, two keys"],
+)
+def test_no_record_with_a_key_is_sent_to_a_segment_that_took_a_higher_number(scope: Scope) -> None:
+    """So only one without a key makes the search for a record begin at the start of its segment."""
+    world = World(scope)
+    world.tells_order = True
+    found = explore(world)
+    print(found)
+    assert found.violation is None and found.complete, str(found)
+    assert world.all_in_order()
+
+
+@pytest.mark.parametrize(
+    "scope",
     [Scope(ONE), Scope(((LOW,), (LOW,)), lapses=False), Scope(ONE, **MERGE, slow_reading=True)],
     ids=["a lease runs out", "two producers", "reading takes time"],
 )

@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
@@ -42,6 +41,9 @@ from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCom
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 
 TOPIC = "orders"
+RAW = """key binary, topic string, partition int, offset bigint,
+    headers array<struct<key: string, value: binary>>"""
+"""What verify needs of Kafka's source."""
 
 
 @dataclass

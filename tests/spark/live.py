@@ -6,8 +6,7 @@ from confluent_kafka import Producer as PlainProducer
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
-from kpsplit.consumer.fetch.lineage_reader import LineageReader
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LogicalRecord
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange
 from tests.broker.operating import PAUSE_MS, enrolled, merge, split, state_of

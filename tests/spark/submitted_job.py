@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import kpsplit
 from kpsplit.kafka.connection import Connection, read_properties
 from kpsplit.spark_jobs import read_logical, verify
-from kpsplit.spark_jobs.data_source import FORMAT, register
+from kpsplit.spark_jobs.view import FORMAT, register
 
 
 def main(topic: str, properties: str) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.sql import DataFrame, Row
 
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LogicalRecord
 from kpsplit.errors import UsageError
 from kpsplit.spark_jobs import read_logical
 from kpsplit.splitter.key_range import KeyRange

@@ -25,7 +25,7 @@ def test_published_headers_are_the_same_to_spark(spark) -> None:
     told = {
         VECTORS[r.number]["why"]: ("newer", None)
         if r.is_newer
-        else ("marker" if r.is_marker else "data", r.marker_of)
+        else ("marker" if r.marker_of is not None else "data", r.marker_of)
         for r in found
     }
     assert told == {v["why"]: (v["is"], v.get("of")) for v in VECTORS}

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from kpsplit import __version__
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
-from kpsplit.pages.lineage import columns, lineage_picture
+from kpsplit.pages import columns, lineage_picture
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.data_source import certificate_rows, commit_rows, lineage_rows
 from kpsplit.spark_jobs.gather import held_up
 from kpsplit.spark_jobs.jars import connector_coordinates
 from kpsplit.spark_jobs.regions import (
@@ -28,7 +27,6 @@ from kpsplit.spark_jobs.regions import (
     check_batch_bounds,
     limit,
     ranges_to_scan,
-    stretches,
     timestamp_ms,
     wanted,
 )
@@ -38,6 +36,7 @@ from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.checks import first_shared, marker_findings, segment_totals
 from kpsplit.spark_jobs.verification.commit_checks import drained
+from kpsplit.spark_jobs.verification.counts import members
 from kpsplit.spark_jobs.verification.findings import (
     MOST,
     Finding,
@@ -47,9 +46,9 @@ from kpsplit.spark_jobs.verification.findings import (
     result_line,
     summary_lines,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import members
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.spark_jobs.verification.verifier import MEANINGS, VerifyCheck
+from kpsplit.spark_jobs.view import certificate_rows, commit_rows, lineage_rows
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.reading import GapReason, wrong_topic
@@ -101,10 +100,11 @@ def test_the_scan_of_a_read_between_logical_offsets_leaves_the_rest_alone() -> N
     first = lineage.segments[0]
     everything = limit("earliest", None, {0})
     until_split = limit({0: first.logical(first.end)}, None, {0})
-    ((state, bounds),) = wanted(snapshot, everything, until_split)
-    assert ranges_to_scan(stretches(state, bounds)) == {world.parent: (0, first.end)}
-    ((state, bounds),) = wanted(snapshot, until_split, limit("latest", None, {0}))
-    assert all(r.segment.id != 0 for r in stretches(state, bounds))
+    regions = wanted(snapshot, everything, until_split)
+    assert ranges_to_scan(regions) == {world.parent: (0, first.end)}
+    after = wanted(snapshot, until_split, limit("latest", None, {0}))
+    assert after
+    assert all(r.segment.id != 0 for r in after)
     with pytest.raises(UsageError, match="partition 7"):
         limit({7: 1}, None, {0})
 
@@ -117,8 +117,8 @@ def test_offsets_that_are_gone_are_refused_and_earliest_is_what_there_is() -> No
     with pytest.raises(UsageError, match="gone"):
         wanted(snapshot, limit({0: 19}, None, {0}), latest)
     wanted(snapshot, limit({0: 20}, None, {0}), latest)
-    ((_, bounds),) = wanted(snapshot, limit("earliest", None, {0}), latest)
-    assert bounds[0][0] == 20
+    regions = wanted(snapshot, limit("earliest", None, {0}), latest)
+    assert regions[0].first == 20
 
 
 @pytest.mark.parametrize(
@@ -351,6 +351,12 @@ def test_findings_that_are_interrupted_leave_no_half_folder(error, tmp_path, mon
     with pytest.raises(KpsplitError if error is OSError else error):
         job.write_findings(None, verdict(LOST), tmp_path / "findings")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("offsets", "tasks"), [(10, 1), (3 << 18, 3), (1 << 40, 8)])
+def test_a_long_log_is_read_by_more_tasks_than_one_and_a_short_one_by_one(offsets, tasks) -> None:
+    stretches = {PhysicalPartition("orders", 0): (7, 7 + offsets), PhysicalPartition("orders", 1): (5, 5)}
+    assert job.least_tasks(stretches, 4) == tasks
 
 
 CALL = "An error occurred while calling o85.collectToPython.\n: "

@@ -8,10 +8,9 @@ from random import Random
 
 import pytest
 
-from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.regions import Fate
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET
-from kpsplit.spark_jobs.verification.sequence_checks import missing
+from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET, missing
 
 JUDGED = (
     "logical_partition INT, segment BIGINT, fate TINYINT, misplaced BOOLEAN, instance BINARY, "

@@ -11,12 +11,12 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from kpsplit.devcluster.java import Java
+from kpsplit.devcluster.jars import Java
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector
-from kpsplit.spark_jobs.schemas import small_frame
+from kpsplit.spark_jobs.records import small_frame
 from kpsplit.spark_jobs.session import REDACTED, explained, running_session
 from kpsplit.spark_jobs.view import scan
 from kpsplit.splitter.lineage import PhysicalPartition

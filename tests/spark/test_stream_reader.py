@@ -19,8 +19,8 @@ from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, Usag
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound
-from kpsplit.spark_jobs.streaming import fetch as fetching
-from kpsplit.spark_jobs.streaming.plan import Query, StreamSettings
+from kpsplit.spark_jobs.streaming import source as fetching
+from kpsplit.spark_jobs.streaming.plan import Query
 from kpsplit.spark_jobs.streaming.source import LogicalStreamReader, options_of, query_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import (
@@ -77,7 +77,7 @@ def ask(bootstrap: str):
         strict: bool = True,
     ) -> Asker:
         connection = {"bootstrap.servers": bootstrap}
-        opened.append(Asker(Query(connection, StreamSettings(topic, None, 20.0), start, most, strict)))
+        opened.append(Asker(Query(connection, topic, None, 20.0, start, most, strict)))
         return opened[-1]
 
     yield make
@@ -246,7 +246,10 @@ def test_what_retention_took_ends_the_query_or_is_passed_over(ask: Open, topic, 
     admin.delete_records([place])[place].result(20)
     strict = ask(topic, {0: 5})
     strict.latest()
-    with pytest.raises(KpsplitError, match="offsets 5 to 11 of .* are gone .* fail_on_data_loss=False"):
+    with pytest.raises(
+        KpsplitError,
+        match="lost: .* offsets 5 to 11 of .*: retention .* fail_on_data_loss=False",
+    ):
         strict.tasks()
     lenient = ask(topic, {0: 5}, strict=False)
     lenient.resume(strict.end)
@@ -283,7 +286,7 @@ def test_a_sub_topic_retired_before_it_was_read_ends_the_query_or_is_passed_over
     operations.retire(parent, force=True)
     send(4)
     strict.latest()
-    with pytest.raises(KpsplitError, match="are gone \\(the sub-topic was retired\\)"):
+    with pytest.raises(KpsplitError, match="are lost: .*: the sub-topic was retired"):
         strict.tasks(before)
     lenient.resume(before)
     lenient.end = strict.end
@@ -371,9 +374,9 @@ def test_a_start_that_makes_no_sense_is_refused(ask: Open, topic, make_topic) ->
 def test_certificates_travel_by_content_and_callbacks_do_not_travel(tmp_path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----")
-    settings = StreamSettings("orders", None, 1.0)
+    asked = "orders", None, 1.0, "latest", None, True
     brokers = {"bootstrap.servers": "127.0.0.1:1"}
-    query = Query({**brokers, "ssl.ca.location": str(ca)}, settings, "latest", None, True)
+    query = Query({**brokers, "ssl.ca.location": str(ca)}, *asked)
     assert query_of(options_of(query)).properties == {**brokers, "ssl.ca.pem": "-----BEGIN CERTIFICATE-----"}
     with pytest.raises(ConfigurationError, match="oauth_cb cannot travel"):
-        options_of(Query({**brokers, "oauth_cb": print}, settings, "latest", None, True))
+        options_of(Query({**brokers, "oauth_cb": print}, *asked))

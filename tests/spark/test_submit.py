@@ -17,7 +17,7 @@ import psutil
 import pyspark
 import pytest
 
-from kpsplit.devcluster.java import find_java
+from kpsplit.devcluster.jars import find_java
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs.jars import connector_jars
 from kpsplit.spark_jobs.session import REDACTED

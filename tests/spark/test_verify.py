@@ -12,13 +12,13 @@ from kpsplit.admin_cli.main import cli
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import findings_frame, verify
-from kpsplit.spark_jobs.data_source import FORMAT, register
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.report import times_of
 from kpsplit.spark_jobs.snapshot import without_boundary
 from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
+from kpsplit.spark_jobs.view import FORMAT, register
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
@@ -58,6 +58,9 @@ def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_c
         f"{5:016x}",
         1,
     )
+    steps = ["own topics read", "Spark started", "records read", "sequence numbers checked", "checks done"]
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("✓ ")]
+    assert len(lines) == len(steps) and all(step in line for step, line in zip(steps, lines, strict=True))
     assert "sequences_unique" in page.read_text()
     assert spark.read.parquet(str(folder)).count() == len(told["findings"])
 

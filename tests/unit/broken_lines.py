@@ -54,7 +54,6 @@ BETWEEN = {
         "physical_reader",
         "gaps",
         "session",
-        "logical_record",
         "batch",
     ),
     *(
@@ -248,16 +247,20 @@ class World:
         coordinator = engine_world.Coordinator()
         clients = Clients(
             GroupConsumer({}, incremental=True, make=lambda *_: coordinator),
-            Metadata(),  # type: ignore[arg-type]
             self.reader,
             engine_world.QueryClient(),  # type: ignore[arg-type]
             BrokerExecutor("errands", engine_world.GroupOffsets()),  # type: ignore[arg-type]
         )
-        self.slots = AssignedSlots(clients.metadata, self.reader, self.buffer, StateBinding())
+        self.slots = AssignedSlots(
+            Metadata(),  # type: ignore[arg-type]
+            self.reader,
+            self.buffer,
+            StateBinding(),
+        )
         self.poller = Poller(self.buffer, self.events)
         self.engine = Engine(settings, clients, self.slots, self.events, lambda: self.buffer.looks)
         self.buffer.fetch = self.engine.pull
-        self.poller.engine = self.engine
+        self.poller.reads_here = self.engine.reads_here
         self.calls = ApplicationRequests(
             self.slots, self.engine.committer, self.engine.membership, self.engine.subscribing, self.buffer
         )

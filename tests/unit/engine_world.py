@@ -19,7 +19,7 @@ from confluent_kafka.admin import NewPartitions
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.engine import Clients, Engine, counts, statistics
+from kpsplit.consumer.engine import Clients, Engine
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
@@ -56,6 +56,7 @@ class Coordinator:
         self.generation = 0
         self.looks = 0
         self.left = 0
+        self.member = "me"
         self.closed = False
         self._callbacks: dict[str, Callable[..., Any]] = {}
         self._due: deque[tuple[str, list[TopicPartition]]] = deque()
@@ -94,7 +95,7 @@ class Coordinator:
         return self.generation
 
     def memberid(self) -> str:
-        return "me"
+        return self.member
 
     def close(self) -> None:
         self.closed = True
@@ -189,9 +190,6 @@ class Reader:
         pass
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        self.owned[slot] = cursor
-
-    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
         self.owned[slot] = cursor
 
     def disown(self, slots: list[OwnedSlot]) -> None:
@@ -332,14 +330,17 @@ class World:
         group = GroupConsumer({}, incremental=True, make=lambda *_: self.coordinator)
         clients = Clients(
             group,
-            self.metadata,  # type: ignore[arg-type]
             self.reader,  # type: ignore[arg-type]
             QueryClient(),  # type: ignore[arg-type]
             BrokerExecutor("errands", self.group_offsets),  # type: ignore[arg-type]
         )
         self.settings = chosen
         self.slots = AssignedSlots(
-            clients.metadata, clients.reader, self.buffer, StateBinding(), auto_store=chosen.auto_store
+            self.metadata,  # type: ignore[arg-type]
+            clients.reader,
+            self.buffer,
+            StateBinding(),
+            auto_store=chosen.auto_store,
         )
         self.engine = Engine(chosen, clients, self.slots, self.events, lambda: self.pulse[0])
         self.buffer.fetch = self.engine.pull
@@ -363,9 +364,9 @@ class World:
 
         def subscribe() -> None:
             membership = self.engine.membership
-            membership.on_assign = lambda parts: self._tell("assign", parts)
-            membership.on_revoke = lambda parts: self._tell("revoke", parts)
-            membership.on_lost = lambda parts: self._tell("lost", parts)
+            membership.callbacks.on_assign = lambda parts: self._tell("assign", parts)
+            membership.callbacks.on_revoke = lambda parts: self._tell("revoke", parts)
+            membership.callbacks.on_lost = lambda parts: self._tell("lost", parts)
             self.engine.subscribing.subscribe([TOPIC])
 
         self.engine.ask(subscribe).result(10)
@@ -433,10 +434,10 @@ class World:
 
     def count(self, name: str) -> int:
         """One of the engine's counts."""
-        return counts(self.engine)[name]
+        return self.engine.counts()[name]
 
     def stats(self) -> Any:
-        return self.engine.ask(lambda: statistics(self.engine)).result(10)
+        return self.engine.ask(self.engine.statistics).result(10)
 
     def close(self) -> None:
         """Close as an application does."""
@@ -459,5 +460,5 @@ def record(number: int) -> Message:
 def poller_of(world: World) -> Poller:
     """What an application has that polls."""
     poller = Poller(world.buffer, world.events)
-    poller.engine = world.engine
+    poller.reads_here = world.engine.reads_here
     return poller

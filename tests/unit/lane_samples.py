@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, RecordSink
+from kpsplit.consumer.run.lanes import LaneScheduler
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
@@ -21,6 +22,14 @@ UNSPLIT = Lineage.unsplit(PARENT)
 FIRST = UNSPLIT.segments[0]
 WHOLE_SLOT = OwnedSlot(PARENT, 0, 1)
 PATIENCE = 120.0
+
+
+class Lanes(LaneScheduler):
+    """Takes a batch in one step."""
+
+    def offer(self, batch: Batch) -> int:
+        self.prepare(batch.parent)
+        return self.add(batch, self.divide(batch))
 
 
 def keys_in(range_: KeyRange, count: int) -> list[bytes]:

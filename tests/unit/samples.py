@@ -75,6 +75,16 @@ def operated(state: PartitionState, attempt: Attempt, ends: dict[int, int]) -> P
     return apply(committed(state, attempt, ends), Finish(attempt.id))
 
 
+def merged() -> PartitionState:
+    """Split in halves at 0 and merged again.
+
+    The parent holds its seal at 0, an overflow record at 1, the seal at 2, and then the merged segment; the
+    first phantom holds one record, the second none.
+    """
+    split = operated(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 0})
+    return operated(split, merge_attempt(split, (2, 3), WHOLE), {1: 2, 2: 1, 3: 0})
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
     """Segments: 0 parent; 1 overflow, 2-5 phantoms; 6 overflow, 7-8 nested phantoms; 9 reopened parent."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
-from kpsplit.consumer.state.marker import RestoreMarker
-from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import WorkAttempt, current_work
+from kpsplit.consumer.state.slot_state import OwnedState, SlotGoneError, WorkAttempt, current_work
 from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.storage import RestoreMarker
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -57,7 +56,7 @@ class Commit:
         self._store.told.append("committed")
         for owned, writes in self.parts:
             try:
-                owned.committed(writes, 1, 0) if writes else owned.settled()
+                owned.committed(writes, 1, 0)
             except KpsplitError:
                 self._store.rewind(owned)
 
@@ -119,7 +118,7 @@ class Store:
 
     def waits(self, slot: OwnedSlot) -> bool:
         owned = self.owned.get(SlotId.of(slot))
-        return owned is not None and owned.pending_bytes > 0
+        return owned is not None and bool(owned.pending)
 
     def before_commit(
         self, slots: Iterable[OwnedSlot], covers: Mapping[PhysicalPartition, CommitCoverage] | None = None
@@ -127,7 +126,7 @@ class Store:
         parts = []
         for slot in slots:
             owned = self.owned[SlotId.of(slot)]
-            if not owned.restoring:
+            if owned.marker is not None:
                 parts.append((owned, owned.cut(covers[slot.parent].holds if covers else None)))
         return Commit(self, parts)
 

@@ -12,10 +12,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import DeadlineExceededError, UsageError
+from kpsplit.consumer.fetch import physical_reader
+from kpsplit.consumer.fetch.gaps import LogBounds
+from kpsplit.consumer.fetch.physical_reader import PhysicalReader
+from kpsplit.errors import DeadlineExceededError, UnreachableError, UsageError
 from kpsplit.kafka import cluster_admin
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, Vote, ask_every_broker
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.log_ends import LogEnd
 from kpsplit.spark_jobs import gather
 from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -201,3 +205,47 @@ def test_a_log_that_one_of_two_brokers_does_not_know_is_not_missing(monkeypatch:
     monkeypatch.setattr(gatherer, "_admin", admin)
     with pytest.raises(DeadlineExceededError, match="do not agree"):
         gatherer._bounds([UNSPLIT])
+
+
+class OneStaleBroker:
+    """Stands for a ClusterAdmin: every other broker that is asked for the ends of a log does not know it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+        self.there, self.asked = there, 0
+        monkeypatch.setattr(physical_reader, "ClusterAdmin", lambda *_: self)
+        monkeypatch.setattr(physical_reader, "ASK_AGAIN_SECONDS", 0.0)
+
+    def start_offsets(self, places: list[PhysicalPartition]) -> dict[PhysicalPartition, int]:
+        self.asked += 1
+        return dict.fromkeys(places, 3) if self.there and self.asked > 1 else {}
+
+    def end_offsets(self, places: list[PhysicalPartition], *_: object) -> dict[PhysicalPartition, LogEnd]:
+        return dict.fromkeys(places, LogEnd(9, 0)) if self.there else {}
+
+    def known(self, topic: str) -> Any:
+        return SimpleNamespace(partitions=(1, 2)) if self.there else None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_log_has_no_bounds_for_a_reader_only_when_it_is_certain_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    OneStaleBroker(monkeypatch, there)
+    reader = PhysicalReader(Connection({"bootstrap.servers": "localhost:1", "log_level": 0}))
+    try:
+        assert reader.bounds(PhysicalPartition(TOPIC, 1)) == (LogBounds(3, 9, 9) if there else None)
+    finally:
+        reader.close()
+
+
+def test_a_log_that_is_left_out_of_an_answer_is_not_one_without_young_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin: Any = object.__new__(ClusterAdmin)
+    young, old = PhysicalPartition(TOPIC, 0), PhysicalPartition(TOPIC, 1)
+    answers = {young: SimpleNamespace(offset=7), old: SimpleNamespace(offset=-1)}
+    monkeypatch.setattr(admin, "_list_offsets", lambda *_: dict(answers))
+    assert admin.offsets_at([young, old], 5) == {young: 7}
+    del answers[old]
+    with pytest.raises(UnreachableError, match="do not agree"):
+        admin.offsets_at([young, old], 5)

@@ -28,13 +28,12 @@ class Heard(OperatorEndpoint):
 
 def test_sends_are_in_the_journal_of_a_writer_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "writer"
-    journal = JournalWriter(path)
-    journal.sent(0, b"key", 1, 5.0)
-    journal.flush()
-    journal.reported(0, True, 1, 7, 6.0)  # not written out before the kill
-    (entry,) = read_journal(path)
+    with JournalWriter(path) as journal:
+        journal.sent(0, b"key", 1, 5.0)
+        journal.flush()
+        journal.reported(0, True, 1, 7, 6.0)  # not written out before the kill
+        (entry,) = read_journal(path)
     assert (entry.key, entry.outcome) == (b"key", SendOutcome.UNKNOWN)
-    journal.close()
 
 
 def test_every_loss_of_slots_is_read_back(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def progress(*ranges: tuple[KeyRange, dict[int, int]], state: PartitionState = S
         )
         for range_, left in ranges
     ]
-    return PartitionProgress(state, tuple(found))
+    return PartitionProgress(state, tuple(found), "stable")
 
 
 def by_source(*found: Extent) -> dict[PhysicalPartition, Extent]:

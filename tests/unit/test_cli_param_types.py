@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from kpsplit.admin_cli import param_types as types
+from kpsplit.admin_cli import options as types
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 

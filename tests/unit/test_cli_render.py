@@ -15,14 +15,29 @@ from rich.text import Text
 
 from kpsplit.admin_cli.commands.read import record_json, record_line, tally_lines
 from kpsplit.admin_cli.render.console import RangeTable, StepProgress, step_line
-from kpsplit.admin_cli.render.offsets import show_progress
 from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
-from kpsplit.admin_cli.render.status import lineage_json, show_lineage, show_statuses, statuses_json
+from kpsplit.admin_cli.render.status import (
+    draw_groups,
+    draw_statuses,
+    lineage_json,
+    show_lineage,
+    show_progress,
+    statuses_json,
+)
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import LineageTally
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageTally, LogicalRecord
 from kpsplit.control.plans import Check, Drain, HotKey, Plan
-from kpsplit.control.status import Basis, PartitionProgress, PartitionStatus, RangeProgress, SegmentLeft
+from kpsplit.control.status import (
+    Basis,
+    GroupDrain,
+    PartitionProgress,
+    PartitionStatus,
+    RangeProgress,
+    Remaining,
+    Report,
+    SegmentLeft,
+)
+from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE, Sizing, assess
@@ -116,11 +131,33 @@ def test_a_plan_shows_load_top_keys_checks_and_notes(width) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_status_names_phase_epoch_ranges_operator_and_writers(width) -> None:
-    text = " ".join(drawn(lambda console: show_statuses([a_status()], True, console), width).split())
+    text = " ".join(drawn(lambda console: console.print(draw_statuses([a_status()], [])), width).split())
     for wanted in ("fenced", "epoch 2", "1,234", "begun 1 min 15 s ago", "1 writer"):
         assert wanted in text
-    overview = drawn(lambda console: show_statuses([a_status()], False, console), width)
+    overview = drawn(lambda console: console.print(draw_statuses([a_status()])), width)
     assert "fenced" in overview
+
+
+def test_a_status_names_who_drains_a_segment_and_how_long_that_takes() -> None:
+    owner = Owner(member="m-1", client_id="rdkafka", host="127.0.0.1")
+    segment = life().merged.lineage.segments[0]
+    drain = GroupDrain(segment, "billing", Remaining(1234, 65), WHOLE, owner)
+    idle = replace(drain, group="idle", left=Remaining(5), owner=None)
+    text = " ".join(drawn(lambda c: c.print(draw_statuses([a_status()], [drain, idle])), 80).split())
+    assert (
+        f"segment 0 of {segment.source} drains: group billing has 1,234 offsets to read, about 1 min" in text
+    )
+    assert f"slowest: {WHOLE}, {owner}" in text
+    assert "group idle has 5 offsets to read, not moving" in text
+    (data,) = statuses_json([a_status()], [drain])["partitions"]
+    assert [(one["segment"], one["left"], one["seconds"]) for one in data["drains"]] == [(0, 1234, 65)]
+
+
+def test_a_status_says_why_it_is_not_known_who_drains_a_segment() -> None:
+    error = AuthorizationError("missing Describe on all groups")
+    text = drawn(lambda console: console.print(draw_statuses([a_status()], error)), 120)
+    assert "what groups still drain is not known: missing Describe on all groups" in text
+    assert statuses_json([a_status()], error)["partitions"][0]["drains"] is None
 
 
 @pytest.mark.parametrize("width", (40, *WIDTHS))
@@ -146,11 +183,11 @@ def test_a_report_shows_the_pause_of_each_producer(width) -> None:
     split = life().split
     assert split.last is not None
     outcome = split.last
-    pauses = {"00000000000000ff": PauseReport("s", 42, 1000, 3)}
-    text = " ".join(drawn(lambda console: show_report(outcome, split, pauses, 1.5, console), width).split())
+    report = Report(outcome, split, {"00000000000000ff": PauseReport("s", 42, 1000, 3)}, 1.5)
+    text = " ".join(drawn(lambda console: show_report(report, console), width).split())
     assert "took effect after 1.5 s" in text
     assert "42 ms" in text
-    data = report_json(outcome, split, pauses, 1.5)
+    data = report_json(report)
     assert data["pause_ms"] == {"p50": 42, "p99": 42, "max": 42}
     assert data["producers"]["00000000000000ff"] == {"pause_ms": 42, "held": 1000, "strays": 3}
     assert len(data["ranges"]) == 4
@@ -270,10 +307,18 @@ def test_the_places_and_numbers_of_a_groups_progress_are_never_broken(width) -> 
     owner = Owner(member="m-1", client_id="rdkafka", host="127.0.0.1")
     nothing = RangeProgress(WHOLE, Basis.NOTHING, ())
     ranges = (RangeProgress(WHOLE, Basis.RANGE_COMMIT, left, owner), nothing)
-    text = drawn(lambda console: show_progress([PartitionProgress(state, ranges)], console), width)
+    text = drawn(
+        lambda console: show_progress([PartitionProgress(state, ranges, "in rebalance")], console), width
+    )
     words = text.split()
     assert {"1234567", "98,765,432", *(str(s.segment.source) for s in left)} <= {*words}
     assert str(WHOLE) in words
+    assert "group in rebalance" in " ".join(words)
+    overview = drawn(
+        lambda console: console.print(draw_groups({"g": [PartitionProgress(state, ranges, "in rebalance")]})),
+        80,
+    )
+    assert f"{state.parent} in rebalance" in " ".join(overview.split())
 
 
 def test_a_sentence_about_what_is_kept_is_not_cut_and_nothing_is_in_a_file() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from kpsplit.admin_cli.options import Given
+from kpsplit.admin_cli.main import cli, run
 from kpsplit.admin_cli.render.text import bar, count, one_line, percent, percentile, safe, shorten, show_bytes
-from kpsplit.admin_cli.settings import MASK, Redactor, redactor_for
-from kpsplit.errors import duration, many
+from kpsplit.admin_cli.settings import MASK, Redactor
+from kpsplit.errors import EXIT_CHECK, KpsplitError, duration, many
 from kpsplit.kafka.connection import is_secret
 
 
@@ -123,12 +124,20 @@ def test_every_property_of_the_client_that_holds_a_secret_is_known(name: str) ->
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("arguments", [["--role-config", "consumer={}"], ["--role-config=consumer={}"]])
-def test_secrets_of_the_demos_roles_are_masked(arguments: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "role.properties"
+@pytest.mark.parametrize("settings", [["--role-config", "consumer={}"], ["--command-config", "{}"]])
+def test_secrets_that_only_the_demo_reads_are_masked_in_what_it_prints(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.properties"
     file.write_text("sasl.password=hunter2-and-more\n")
-    redact = redactor_for(Given(), ["demo", *(a.format(file) for a in arguments)])
-    assert "hunter2" not in redact("it says hunter2-and-more")
+
+    def failing(*_: object) -> NoReturn:
+        raise KpsplitError("the library says hunter2-and-more")
+
+    monkeypatch.setattr("kpsplit.demo.setup.run_demo", failing)
+    page = str(tmp_path / "page.html")
+    code = run(cli, ["demo", "-b", "x:1", "--html", page, *(a.format(file) for a in settings)])
+    assert (code, capsys.readouterr().out) == (EXIT_CHECK, f"FAIL reason=the library says {MASK}\n")
 
 
 def test_a_password_that_is_part_of_another_one_does_not_reveal_its_rest() -> None:

@@ -14,10 +14,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
+from kpsplit.consumer.events import kafka_error
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UnreachableError
-from kpsplit.kafka import commit_writer
+from kpsplit.kafka import commit_writer, control_log
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import FENCED
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
@@ -136,6 +138,30 @@ def test_what_the_producer_itself_refuses_to_commit_is_not_committed() -> None:
     assert len(scene.made) == 1
 
 
+def broken(**at: Callable[[], None]) -> KpsplitError:
+    """What a commit is refused with that goes wrong there."""
+    with pytest.raises(KpsplitError) as caught:
+        Scene(**at).commit()
+    return caught.value
+
+
+@pytest.mark.parametrize("code", sorted(FENCED))
+@pytest.mark.parametrize("call", ["init_transactions", "send_offsets_to_transaction"])
+def test_a_producer_whose_epoch_is_over_says_nothing_of_the_group(call: str, code: int) -> None:
+    """The brokers ended its transaction; the member owns its slots still, and its next commit succeeds."""
+    error = broken(**{call: failing(code, fatal=True)})
+    assert not isinstance(error, FencedError)
+    assert error.retriable and "the transaction was ended by the brokers" in error.message
+    assert kafka_error(error).code() != KafkaError.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize("code", sorted(FENCED))
+def test_the_same_of_an_operators_producer_means_that_another_operator_took_over(code: int) -> None:
+    error = control_log._refused(KafkaError(code), "claim orders/0", writing=True)
+    assert isinstance(error, FencedError)
+    assert error.message == "could not claim orders/0: another operator took over"
+
+
 def full() -> None:
     raise BufferError("Queue full")
 
@@ -173,6 +199,10 @@ def test_a_queue_that_stays_full_ends_the_commit_at_its_deadline_with_nothing_co
         (KafkaError._TRANSPORT, UnreachableError, 2),
         (KafkaError._TIMED_OUT, UnreachableError, 2),
         (KafkaError.CONCURRENT_TRANSACTIONS, UnreachableError, 2),
+        (KafkaError._FENCED, UnreachableError, 2),
+        (KafkaError.PRODUCER_FENCED, UnreachableError, 2),
+        (KafkaError.INVALID_PRODUCER_EPOCH, UnreachableError, 2),
+        (KafkaError.INVALID_PRODUCER_ID_MAPPING, UnreachableError, 2),
     ],
 )
 def test_a_producer_is_kept_where_the_brokers_said_how_it_ended(

@@ -23,7 +23,7 @@ from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
-from tests.unit.samples import PARENT, UNSPLIT, life, phantom
+from tests.unit.samples import PARENT, life, phantom
 
 LIFE = life()
 QUARTERS = WHOLE.split_evenly(4)
@@ -298,8 +298,10 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
     admin: Any = object.__new__(Admin)
     admin._session = SimpleNamespace(
         begin=begin,
-        state=lambda *_: UNSPLIT,
-        admin=SimpleNamespace(partition_count=lambda *_: 1),
+        read=lambda _: SimpleNamespace(
+            enrolments={"orders"}, state=lambda place: PartitionState.unsplit(place, "id")
+        ),
+        admin=SimpleNamespace(partition_count=lambda *_: PARENT.partition + 1),
         connection=None,
     )
     admin._seeker = Seeker(admin._session)
@@ -310,11 +312,12 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
 
 
 def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -> None:
-    """A stale broker may leave it out of the list that is asked for after the partition's state."""
+    """A stale broker may leave it out of the list of topics."""
     cluster: Any = object.__new__(ClusterAdmin)
     cluster.topics, cluster.known = dict, lambda *_: None
     admin: Any = object.__new__(Admin)
-    admin._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: UNSPLIT, admin=cluster)
+    view = SimpleNamespace(enrolments={"orders"})
+    admin._session = SimpleNamespace(begin=lambda: Deadline(10), read=lambda _: view, admin=cluster)
     admin._seeker = Seeker(admin._session)
     with pytest.raises(UsageError, match="there is no topic orders; check the name"):
         admin.plan_forget_group("g", "orders")

@@ -10,9 +10,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.payload import CommitPayloadError
+from kpsplit.consumer.commit.writes import CommitPayloadError
 from kpsplit.errors import FencedError
-from tests.unit.engine_world import World, record, slot
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import Cursor
+from tests.unit.engine_world import PARENT, World, record, slot
 
 
 def begun(world: World) -> World:
@@ -90,6 +92,32 @@ def test_a_commit_all_of_whose_slots_were_lost_is_not_called_one_of_nothing(worl
     lost(world, 0, 1)
     world.group_offsets.commit_gate.set()
     assert refused(second) == KafkaError.ILLEGAL_GENERATION
+
+
+def test_a_commit_of_before_a_slot_began_anew_is_refused_although_the_slot_is_committed_again(
+    world: World,
+) -> None:
+    """What the later commit covers is less: the slot begins anew before what the first was asked for."""
+    world.group_offsets.commit_gate.clear()
+    commit(world)
+    world.until(lambda: world.group_offsets.begun, "the first commit to be sent")
+    before = commit(world)
+
+    def begin_anew() -> None:
+        world.slots.start_anew([world.slots[slot(0)]])
+        world.calls.seek(PARENT, Cursor(WHOLE, {0: 2}))
+
+    world.engine.ask(begin_anew).result(10)
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot to begin anew")
+    world.reader.written = 2
+    world.reader.write(record(2))
+    world.take(1)
+    world.buffer.wait(0)
+    after = commit(world)
+    world.group_offsets.commit_gate.set()
+    assert refused(before) == KafkaError.ILLEGAL_GENERATION
+    assert after.exception(10) is None
+    assert world.group_offsets.commits[-1][slot(0).range] == 3
 
 
 def test_on_commit_hears_of_slots_that_were_lost_before_their_commit() -> None:

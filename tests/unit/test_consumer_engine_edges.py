@@ -450,7 +450,7 @@ def test_a_newer_format_stops_everything_and_poll_says_so(world):
     world.reader.write(record(0), record(1))
     world.until(world.fetch, "records in the buffer")
     world.metadata.failure = FutureVersionError("newer")
-    world.until(lambda: world.engine.fatal is not None, "the engine to stop")
+    world.until(lambda: world.engine.events.fatal is not None, "the engine to stop")
     found = world.polls(lambda: not world.events, "the event")
     assert [m.error() is not None for m in found] == [True]
     assert world.poll() is None

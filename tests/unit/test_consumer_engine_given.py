@@ -54,7 +54,7 @@ def test_slots_that_arrive_later_begin_where_the_group_has_committed_if_it_has(w
 
 def test_slots_that_stay_keep_what_was_given_where_on_assign_is_not_asked_again(world: World) -> None:
     gives(world, 6)
-    world.engine.membership.on_revoke = None
+    world.engine.membership.callbacks.on_revoke = None
     world.coordinator.give(0, 1)
     owned(world, 0, 1)
     world.coordinator.take(1)

@@ -137,7 +137,14 @@ def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_were_moved_or
     world: World,
 ) -> None:
     first = world.held[0]
-    edges = ("stage", SlotStage.LEAVING), ("final", True), ("by_hand", True), ("committed", ()), ("moves", 1)
+    edges = (
+        ("stage", SlotStage.LEAVING),
+        ("final", True),
+        ("by_hand", True),
+        ("committed", ()),
+        ("moves", 1),
+        ("uncertain", {0: ()}),
+    )
     for name, value in edges:
         before = getattr(first, name)
         setattr(first, name, value)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState, ConsumerGroupType, TopicPartition
 
 from kpsplit.consumer.commit.group_offsets import Found, GroupOffsets, StillOwnedError
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.kafka import groups
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.group_slots import Mode
@@ -25,7 +28,8 @@ OTHER = Owner("other", "", "")
 SLOT = PhysicalPartition("__kpsplit.slots.orders", 0)
 LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
 
-NOBODY = Members(True, True, {SLOT: OTHER})
+NOBODY = Members(True, True, {SLOT: OTHER}, frozenset({SLOT}))
+KEPT = Members(True, True, {SLOT: OTHER}, frozenset({SLOT, PARENT}))
 OWNED = Members(True, True, {SLOT: OTHER, PARENT: OTHER})
 IN_REBALANCE = Members(True, False, {SLOT: OTHER})
 EXPELLED = Members(False, True, {})
@@ -54,9 +58,68 @@ class Asked(GroupOffsets):
         self.asked.append("offsets")
         return {PARENT: 7}
 
-    def members(self) -> Members:
+    def members(self, *, kept: bool = False) -> Members:
+        assert kept, "a classic group does not name who has something to release"
         self.asked.append("members")
         return self._members
+
+
+class Classic:
+    """A stable classic group in which the slot's owner had more when it joined, as both libraries tell it."""
+
+    def __init__(self, joined: object, error: str | None = None) -> None:
+        answer: Future[Any] = Future()
+        given = SimpleNamespace(topic_partitions=[TopicPartition(SLOT.topic, SLOT.partition)])
+        member = SimpleNamespace(member_id="other", client_id="", host="/", assignment=given)
+        stable, classic = ConsumerGroupState.STABLE, ConsumerGroupType.CLASSIC
+        answer.set_result(SimpleNamespace(state=stable, type=classic, members=[member]))
+        client = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"g": answer})
+        self.admin: Any = SimpleNamespace(client=client, connection=SimpleNamespace(properties={}))
+        told = {
+            "member_id": "other",
+            "client_id": "",
+            "client_host": "/",
+            "member_metadata": joined,
+            "member_assignment": {"assigned_partitions": [{"topic": SLOT.topic, "partitions": [0]}]},
+        }
+        self.group = {"error": error, "group_state": "Stable", "members": [told]}
+
+    def ask(self, *_: object) -> Any:
+        return {"g": self.group}
+
+
+def joined_with(*places: PhysicalPartition) -> dict[str, object]:
+    owned = [{"topic": p.topic, "partitions": [p.partition]} for p in places]
+    return {"topics": ["orders"], "owned_partitions": owned}
+
+
+@pytest.mark.parametrize(
+    ("joined", "known"),
+    [
+        (joined_with(PARENT, SLOT), KEPT),
+        (joined_with(SLOT), NOBODY),
+        ({"topics": ["orders"]}, Members(True, True, {SLOT: OTHER})),
+        ("", Members(True, True, {SLOT: OTHER})),
+        (b"unreadable", IN_REBALANCE),
+    ],
+    ids=["more", "the-same", "a-client-of-before", "nothing", "unreadable"],
+)
+def test_of_a_classic_group_it_is_known_what_its_members_had_when_they_joined(
+    monkeypatch: pytest.MonkeyPatch, joined: object, known: Members
+) -> None:
+    classic = Classic(joined)
+    monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
+    assert groups.describe_members(classic.admin, "g", kept=True) == known
+    assert groups.describe_members(classic.admin, "g") == Members(True, True, {SLOT: OTHER})
+
+
+def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classic = Classic("", "[Error 16] NotCoordinatorError")
+    monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
+    with pytest.raises(UnreachableError, match="NotCoordinatorError"):
+        groups.describe_members(classic.admin, "g", kept=True)
 
 
 def start(group_offsets: GroupOffsets, *, shared: bool = True) -> Found:
@@ -65,12 +128,16 @@ def start(group_offsets: GroupOffsets, *, shared: bool = True) -> Found:
 
 
 @pytest.mark.parametrize(
-    ("members", "early"), [(NOBODY, False), (OWNED, True), (IN_REBALANCE, True), (EXPELLED, True)]
+    ("members", "early"),
+    [(NOBODY, False), (OWNED, True), (KEPT, True), (IN_REBALANCE, True), (EXPELLED, True)],
 )
 def test_the_first_owner_of_a_slot_begins_when_nobody_has_the_partition_itself(
     members: Members, early: bool
 ) -> None:
-    """In a rebalance somebody may still work on it whom the coordinator does not name any more."""
+    """In a rebalance somebody may still work on it whom the coordinator does not name any more.
+
+    In a classic group also between the two rebalances that move a partition: it is stable then.
+    """
     group_offsets = Asked(members)
     found = start(group_offsets)
     if early:

@@ -53,9 +53,6 @@ class LogReader(Reader):
         super().own(slot, cursor)
         self.tracks.own(slot, cursor)
 
-    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        self.own(slot, cursor)
-
     def disown(self, slots: list[OwnedSlot]) -> None:
         super().disown(slots)
         for one in slots:
@@ -72,7 +69,7 @@ class LogReader(Reader):
             return []
         if position < LOW:
             return self.tracks.examine(PARENT, Found("id", LogBounds(LOW, END, END)))
-        return self.tracks.take(PARENT, [record(n) for n in range(position, END)], True)
+        return self.tracks.take(PARENT, position, [record(n) for n in range(position, END)], True)
 
 
 class Scene:
@@ -167,7 +164,7 @@ def test_a_slot_leaves_before_a_gap_that_nobody_was_told_of() -> None:
     with scene(enable_auto_commit=True) as gap:
         gap.run()
         gap.take_slot()
-        gap.world.engine.membership.on_revoke = None
+        gap.world.engine.membership.callbacks.on_revoke = None
         gap.world.coordinator.take(0)
         gap.world.until(lambda: not gap.world.coordinator.held(), "the hand-over")
         assert gap.world.group_offsets.commits == []

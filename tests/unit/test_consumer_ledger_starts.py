@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.commit import group_offsets
 from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets, NoOffsetError
 from kpsplit.consumer.slots import initializer
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
@@ -21,6 +23,7 @@ from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 from tests.unit.engine_world import SLOTS, World, record, slot
+from tests.unit.samples import life
 
 PARTITIONS = 16
 PLACES = [PhysicalPartition("orders", n) for n in range(8)]
@@ -182,3 +185,25 @@ def test_the_engine_reads_slots_that_start_while_another_waits(error: KpsplitErr
         waits[0] = False
         world.polls(lambda: slot(SLOTS - 1) in world.reader.owned, "the slot that waited")
         assert world.reader.owned[slot(SLOTS - 1)] == Cursor(slot(SLOTS - 1).range, {0: 0})
+
+
+def test_earliest_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker that is asked for the starts of the logs may be stale: its first "no" skips nothing."""
+    scene, state, agreed = Scene(), life().merged, [False]
+    scene.ordinary, scene.group_offsets._tail.fold = {}, CommitFold()  # type: ignore[union-attr]
+    scene.group_offsets._admin = SimpleNamespace(  # type: ignore[assignment]
+        start_offsets=lambda places, failed: {p: 0 for p in places if p == state.parent}
+    )
+    monkeypatch.setattr(group_offsets, "Absence", lambda *_: SimpleNamespace(denied=lambda: agreed[0]))
+    wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE)
+    [waits] = scene.group_offsets.starts([wanted])
+    assert isinstance(waits, DeadlineExceededError) and "orders.split-3-" in str(waits)
+    retired = frozenset(s.source.topic for s in state.lineage) - {state.parent.topic}
+    [at_once] = scene.group_offsets.starts([replace(wanted, retired=retired)])
+    agreed[0] = True
+    [at_last] = scene.group_offsets.starts([wanted])
+    for found in (at_once, at_last):
+        assert isinstance(found, SlotStart)
+        assert found.pieces[0].moved(0, 1000).readable(state.lineage) == {1: 1001}, "the phantoms are gone"

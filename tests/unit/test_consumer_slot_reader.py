@@ -1,19 +1,24 @@
-"""What the client tells of logs that are read no more: it drops their records, and keeps their errors."""
+"""What the client gives, in its order: records, ends and errors of logs, also of those read no more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
-from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.fetch import reader as readings
+from kpsplit.consumer.fetch.gaps import EndReached, Found, GapFound, LogBounds, ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.reader import FIRST_REST_SECONDS, SlotReader
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.reading import Cursor, GapReason
+from tests.unit.consumer_samples import WHOLE_SLOT, message
+from tests.unit.samples import PARENT, UNSPLIT, merged, operated, phantom, split_attempt
 
 ROOM = 1 << 20
 FIRST, SECOND, GONE = (PhysicalPartition(topic, 0) for topic in ("first", "second", "gone"))
@@ -53,6 +58,155 @@ def record(place: PhysicalPartition, offset: int) -> Message:
 
 def failure(place: PhysicalPartition, code: int, offset: int = 0) -> Message:
     return Message(place.topic, place.partition, offset, error=KafkaError(code, "told by a test"))
+
+
+class Client:
+    """Gives what a test hands it; ``assigned`` are the places from which it was asked to read, in order."""
+
+    def __init__(self) -> None:
+        self.assigned: list[tuple[str, int, int]] = []
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        self.assigned += [(place.topic, place.partition, place.offset) for place in places]
+
+    def incremental_unassign(self, places: list[TopicPartition]) -> None:
+        """It gives nothing of them any more."""
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """It knows all leaders."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Merged(Fed):
+    """Reads a partition that was split in halves and merged again, from the overflow record on."""
+
+    def __init__(self, positions: dict[int, int], state: PartitionState | None = None) -> None:
+        super().__init__()
+        self.reader.close()
+        self.client = Client()
+        self.reader._consumer = self.client  # type: ignore[assignment]
+        self.reader._identified.update({PARENT.topic, phantom(0).topic, phantom(0, 2).topic})
+        self.reader.update(state or merged())
+        self.reader.own(WHOLE_SLOT, Cursor(WHOLE_SLOT.range, positions))
+        self.reader._arrange()
+        self.reader.refreshed(self.reader.wants_refresh)
+        self.reader._arrange()
+        self.client.assigned.clear()
+
+    @property
+    def ends(self) -> list[int]:
+        """The ends that were reported."""
+        return [event.offset for event in self.events if isinstance(event, EndReached)]
+
+
+def end(place: PhysicalPartition, offset: int) -> Message:
+    return failure(place, KafkaError._PARTITION_EOF, offset)
+
+
+def test_nothing_is_lost_where_one_step_brings_a_log_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left out of the reopened parent, before the rest of a phantom had come, is read again."""
+    fed = Merged({1: 1, 2: 0})
+    before = [message(1), message(2, None, marker="s"), message(3, epoch=2)]
+    between, after = message(0, source=phantom(0)), message(4, epoch=2)
+    assert len(fed.take(monkeypatch, *before, between, after)) == 2
+    assert fed.client.assigned == [(PARENT.topic, PARENT.partition, 3)]
+    assert len(fed.take(monkeypatch, message(3, epoch=2), after)) == 2
+
+
+def test_an_end_that_could_not_be_taken_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reports an end once: here while the rest of a phantom is still to come."""
+    fed = Merged({1: 1, 2: 0})
+    first = [message(1), message(2, None, marker="s"), end(PARENT, 3), message(0, source=phantom(0))]
+    assert len(fed.take(monkeypatch, *first)) == 2
+    assert fed.ends == [] and fed.client.assigned == [(PARENT.topic, PARENT.partition, 3)]
+    fed.take(monkeypatch, end(PARENT, 3))
+    fed.take(monkeypatch)
+    assert len(fed.ends) == 1 and len(fed.client.assigned) == 1
+
+
+def test_when_slots_have_come_or_gone_the_end_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``on_assign`` has named the partition anew, and the client reports an end only once."""
+    fed, place = Merged({4: 3}), (PARENT.topic, PARENT.partition, 4)
+    fed.take(monkeypatch, message(3, epoch=2), end(PARENT, 4))
+    fed.take(monkeypatch)
+    assert len(fed.ends) == 1 and fed.client.assigned == []
+    fed.reader.own(OwnedSlot(PARENT, 1, 4), Cursor(OwnedSlot(PARENT, 1, 4).range, {4: 4}))
+    fed.take(monkeypatch)
+    assert fed.client.assigned == [place]
+    fed.take(monkeypatch, end(PARENT, 4))
+    fed.reader.disown([WHOLE_SLOT])
+    fed.take(monkeypatch)
+    assert fed.client.assigned == [place] * 2
+    fed.take(monkeypatch, end(PARENT, 4))
+    assert len(fed.ends) == 3
+
+
+def test_a_log_that_ends_before_the_place_where_reading_goes_on_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The marker at 2 was cut off. Asked for 3, brokers say that it is outside; from 2 on nobody would."""
+    fed = Merged({1: 1, 2: 1})
+    assert len(fed.take(monkeypatch, message(1), end(PARENT, 2))) == 1
+    assert fed.ends == [] and fed.client.assigned == [(PARENT.topic, PARENT.partition, 3)]
+
+
+def test_an_end_after_which_more_of_the_log_comes_is_none(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gives what it had fetched before, too: the log may go on after the last record as well."""
+    assert fed.take(monkeypatch, record(FIRST, 0), end(FIRST, 1), record(FIRST, 1)) == [b"0", b"1"]
+    assert fed.take(monkeypatch, end(FIRST, 2), record(FIRST, 2), end(FIRST, 3)) == [b"2"]
+    assert fed.take(monkeypatch, end(FIRST, 3), failure(GONE, KafkaError._PARTITION_EOF)) == []
+    ends = [event for event in fed.events if isinstance(event, EndReached)]
+    assert ends == [EndReached(FIRST, 3)] * 2
+
+
+def test_records_that_an_error_stands_for_are_read_again(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``check.crcs`` the client reports a broken batch, and gives what comes after it."""
+    now = [100.0]
+    monkeypatch.setattr(readings, "monotonic", lambda: now[0])
+    broken = failure(FIRST, KafkaError._BAD_MSG, 1)
+    assert fed.take(monkeypatch, record(FIRST, 0), broken, record(FIRST, 5)) == [b"0"]
+    assert [(e.source, e.parent) for e in fed.events if isinstance(e, Unreadable)] == [(FIRST, FIRST)]
+    assert FIRST not in fed.reader._assigned
+    for _ in range(2):
+        fed.take(monkeypatch)
+        now[0] += FIRST_REST_SECONDS
+    fed.take(monkeypatch)
+    assert fed.reader._assigned[FIRST] == 1
+    assert fed.take(monkeypatch, record(FIRST, 1), record(FIRST, 5)) == [b"1", b"5"]
+
+
+class Probe:
+    """Brokers are asked about a log; they answer when a test says so."""
+
+    made: ClassVar[list[Probe]] = []
+
+    def __init__(self, *args: object, holds_up: bool = True, **_: object) -> None:
+        self.source, self.position = cast("tuple[PhysicalPartition, int]", args[2:4])
+        self.holds_up, self.error, self.answered = holds_up, None, False
+        self.found = Found("id-of-orders", LogBounds(0, 9, 9))
+        self.made.append(self)
+
+    def done(self) -> bool:
+        return self.answered
+
+
+def test_an_answer_about_a_place_that_reading_has_left_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log ends at 9, and the segment at 12."""
+    monkeypatch.setattr(readings, "LogProbe", Probe)
+    Probe.made.clear()
+    fed = Merged({0: 7}, operated(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 12}))
+    fed.take(monkeypatch, message(7), end(PARENT, 8))
+    fed.take(monkeypatch, message(8), end(PARENT, 9))
+    assert [probe.position for probe in Probe.made] == [8]
+    for _ in range(3):
+        Probe.made[-1].answered = True
+        fed.take(monkeypatch)
+    assert [probe.position for probe in Probe.made] == [8, 9]
+    assert [event.gap.reason for event in fed.events if isinstance(event, GapFound)] == [GapReason.CUT_OFF]
 
 
 @pytest.mark.parametrize(

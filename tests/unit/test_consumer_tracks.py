@@ -28,7 +28,17 @@ from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
 from kpsplit.splitter.reading import Cursor, ForeignReason, GapReason
 from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, WHOLE_SLOT, message, offsets
-from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, operated, phantom, split_attempt
+from tests.unit.samples import (
+    PARENT,
+    UNSPLIT,
+    committed,
+    fenced,
+    life,
+    merged,
+    operated,
+    phantom,
+    split_attempt,
+)
 
 LIFE = life()
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
@@ -48,8 +58,14 @@ class Tracks(FetchState):
             self.own(slot, Cursor(slot.range, at or {}))
         self.refreshed(self.request_id)
 
-    def give(self, *messages: Message, source=PARENT):
-        return self.take(source, list(messages), all(map(Message.key, messages)))
+    def give(self, *messages: Message, source=PARENT, start: int | None = None):
+        """Give what was read from an offset on; from where reading stands if none is named."""
+        start = self.wanted().get(source, 0) if start is None else start
+        return self.take(source, start, list(messages), all(map(Message.key, messages)))
+
+    def end(self, offset: int, source=PARENT):
+        """The log was read to its end from where reading stands."""
+        return self.at_end(source, self.wanted().get(source, 0), offset)
 
     def found(self, low: int, high: int, source=PARENT, topic_id: str = "id-of-orders"):
         return self.examine(source, Found(topic_id, LogBounds(low, high, high)))
@@ -64,7 +80,7 @@ def test_a_partition_of_a_topic_that_is_not_enrolled_passes_through_untouched() 
     tracks = Tracks(replace(UNSPLIT, topic_id=""))
     tracks.begin(FIRST, SECOND)
     given = [message(0), message(1, HIGH), message(3)]
-    (batch,) = tracks.take(PARENT, given, True)
+    (batch,) = tracks.take(PARENT, 0, given, True)
     assert batch.messages is given
     assert (batch.start, batch.end, batch.slots) == (0, 4, (FIRST, SECOND))
     assert tracks.wanted() == {PARENT: 4}
@@ -74,7 +90,7 @@ def test_an_enrolled_topic_is_handed_out_without_stamps_whether_it_was_split_or_
     tracks = Tracks()
     tracks.begin(FIRST, SECOND)
     given = [message(0, epoch=0), message(1, HIGH), message(3, epoch=0)]
-    (batch,) = tracks.take(PARENT, given, True)
+    (batch,) = tracks.take(PARENT, 0, given, True)
     assert [m.headers() for m in batch.messages] == [None, None, None]
     assert [m.offset() for m in batch.messages] == [0, 1, 3]
     assert (batch.start, batch.end, batch.slots) == (0, 4, (FIRST, SECOND))
@@ -366,7 +382,7 @@ def test_a_slot_that_has_not_drained_what_comes_before_is_not_led_past_a_gap_tha
     tracks.begin(second, at={0: 3})
     assert tracks.tell() == []
     assert tracks.cursor(second).positions == {0: 3}
-    tracks.at_end(PARENT, 10)
+    tracks.end(10)
     assert tracks.wanted()[phantom(0)] == 0
     (batch,) = tracks.found(5, 9, phantom(0), topic.topic_id or "")
     assert (set(batch.slots), batch.end) == ({first, second}, 5)
@@ -384,12 +400,29 @@ def test_a_gap_reaches_no_further_than_its_segment_when_that_is_closed_while_the
     assert set(tracks.wanted()) == {PARENT, phantom(0), phantom(1)}
 
 
+def test_what_is_read_after_something_that_was_left_out_is_left_out_too() -> None:
+    """The client gives records of the reopened parent, the rest of a phantom, then more of the parent."""
+    tracks = Tracks(merged())
+    tracks.begin(FIRST, SECOND)
+    low = phantom(0)
+    assert tracks.wanted() == {PARENT: 1, low: 0}
+    first = [message(1), message(2, None, marker="s"), message(3, epoch=2), message(4, epoch=2)]
+    (overflow,) = tracks.give(*first, start=1)
+    assert (overflow.start, overflow.end) == (1, 2), "the phantom comes before the rest"
+    tracks.give(message(0, source=low), source=low)
+    assert tracks.give(message(5, epoch=2), message(6, epoch=2), start=5) == []
+    assert tracks.at_end(PARENT, 7, 7) == [], "nor is the end reached"
+    assert tracks.changed and tracks.wanted() == {PARENT: 3}
+    (batch,) = tracks.give(*(message(n, epoch=2) for n in range(3, 7)))
+    assert (batch.start, batch.end, len(batch.messages)) == (3, 7, 4)
+
+
 def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(WHOLE_SLOT)
     tracks.give(message(0))
     assert not tracks.cut_short(PARENT)
-    tracks.at_end(PARENT, 4)
+    tracks.end(4)
     assert tracks.cut_short(PARENT)
     assert tracks.found(0, 20) == [], "a transaction is open"
     assert tracks.events == []
@@ -419,10 +452,10 @@ def test_holes_at_the_end_are_passed_and_the_end_is_told_when_all_of_it_is_reach
     tracks = Tracks()
     tracks.begin(WHOLE_SLOT)
     tracks.give(message(0))
-    (batch,) = tracks.at_end(PARENT, 3)
+    (batch,) = tracks.end(3)
     assert (batch.start, batch.end, batch.messages) == (1, 3, [])
     assert tracks.events == [EndReached(PARENT, 3)]
-    assert tracks.at_end(PARENT, 3) == []
+    assert tracks.end(3) == []
 
 
 def test_a_paused_partition_is_not_read_and_goes_on_where_it_was() -> None:
@@ -440,7 +473,7 @@ def test_what_is_backpressured_holds_back_the_segments_that_have_its_keys_and_no
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 1}))
     tracks.begin(WHOLE_SLOT)
     tracks.give(message(0))
-    tracks.at_end(PARENT, 2)
+    tracks.end(2)
     everything = tracks.wanted()
     assert {phantom(0), phantom(1)} <= everything.keys()
     tracks.hold_back(frozenset([KeyRange(0, 16)]))
@@ -464,7 +497,7 @@ def test_a_slot_that_left_is_given_nothing_more_and_its_cursor_was_exact() -> No
     tracks.give(message(0), message(4, HIGH))
     assert tracks.cursor(SECOND).positions == {0: 5}
     tracks.disown(SECOND)
-    assert tracks.slots == (FIRST,)
+    assert tuple(tracks._cursors) == (FIRST,)
     assert offsets(tracks.give(message(5), message(6, HIGH))) == [5]
     tracks.disown(FIRST)
     assert tracks.wanted() == {}
@@ -474,7 +507,7 @@ def test_the_place_of_a_message_is_known_whether_it_was_wrapped_or_not() -> None
     state = operated(UNSPLIT, SPLIT, {0: 1})
     tracks = Tracks(state)
     tracks.begin(WHOLE_SLOT)
-    plain = [m for b in (*tracks.give(message(0)), *tracks.at_end(PARENT, 2)) for m in b.messages]
+    plain = [m for b in (*tracks.give(message(0)), *tracks.end(2)) for m in b.messages]
     child = [m for b in tracks.give(message(4, source=phantom(1)), source=phantom(1)) for m in b.messages]
     assert place_of(plain[0], state.lineage) == Place(0, 0, "orders", 3, 0)
     assert place_of(child[0], state.lineage) == Place(3, 1, "orders.split-3-1", 1, 4)
@@ -486,14 +519,14 @@ def test_the_place_of_a_message_is_known_whether_it_was_wrapped_or_not() -> None
 def test_behind_a_seek_back_the_end_is_told_when_all_was_read_again() -> None:
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 0}))
     tracks.begin(WHOLE_SLOT)
-    tracks.at_end(PARENT, 0)
+    tracks.end(0)
     logs = [log for log in tracks.wanted() if log != PARENT]
     assert logs == [phantom(0), phantom(1)]
 
     def read_on(*which: PhysicalPartition) -> int:
         tracks.events.clear()
         for log in (PARENT, *which):
-            tracks.at_end(log, 1)
+            tracks.end(1, log)
         return len(tracks.events)
 
     assert read_on(*logs) == 1

@@ -157,6 +157,28 @@ def test_what_comes_behind_a_loss_is_new(ownership: OwnershipCheck) -> None:
     assert not ownership.held
 
 
+def test_a_doubt_holds_back_as_a_sleep_does_until_an_answer_that_came_after_it() -> None:
+    ownership, one = OwnershipCheck(6.0, 0.0), assigned(1)
+    assert not ownership.turned(1.0, shared=True)
+    ownership.doubt(1.5)
+    assert (ownership.held, ownership.until) == (True, SHUT)
+    question = asked(ownership, one, now=1.5)
+    assert ownership.answered(1.6, question, owners(me=1), "me", [one]) == []
+    ownership.doubt(1.7)
+    ownership.settle([one])
+    assert ownership.held, "confirmed before the second doubt"
+    assert ownership.answered(1.9, asked(ownership, one, now=1.8), owners(me=1), "me", [one]) == []
+    ownership.settle([one])
+    assert not ownership.held
+
+
+def test_without_a_group_there_is_nothing_to_doubt() -> None:
+    ownership = OwnershipCheck(6.0, 0.0)
+    ownership.turned(1.0, shared=False)
+    ownership.doubt(1.5)
+    assert (ownership.held, ownership.until) == (False, inf)
+
+
 @pytest.mark.parametrize(
     ("settings", "seconds"),
     [
@@ -178,3 +200,60 @@ def test_a_sleep_is_shorter_where_the_session_is() -> None:
     ownership.turned(0.0, shared=True)
     assert ownership.until == 0.5
     assert ownership.turned(1.0, shared=True)
+
+
+def awake(*times: float) -> OwnershipCheck:
+    """A member that has run all the time; its session lasts 12 s at least."""
+    one = OwnershipCheck(6.0, 0.0)
+    for now in times:
+        assert not one.turned(now, shared=True)
+    return one
+
+
+def test_a_coordinator_that_is_silent_for_a_session_is_a_doubt() -> None:
+    slot, ownership = assigned(1), awake(1.0)
+    assert ownership.question(3.0, [slot]) is None
+    assert ownership.question(4.0, [slot]) is not None
+    ownership.failed(6.0)
+    assert ownership.question(7.0, [slot]) is None
+    for now in (2.5, 4.0, 5.5, 7.0, 8.5, 10.0, 11.5):
+        ownership.turned(now, shared=True)
+        assert not ownership.silent(now)
+    assert ownership.until == 13.0, "not a moment longer than the session"
+    ownership.turned(13.0, shared=True)
+    assert ownership.silent(13.0)
+
+
+def test_whatever_the_coordinator_answers_it_is_not_silent() -> None:
+    slot, ownership = assigned(1), awake(1.0, 2.9, 4.8)
+    question = asked(ownership, slot, now=5.0)
+    assert ownership.answered(5.5, question, {}, "me", [slot]) == []
+    assert ownership.question(7.9, [slot]) is None
+    assert ownership.question(8.0, [slot]) is not None
+    for now in (6.5, 8.0, 9.5, 11.0, 12.5, 14.0, 15.5):
+        ownership.turned(now, shared=True)
+    assert not ownership.silent(16.9)
+    assert ownership.silent(17.0)
+
+
+def test_without_slots_nobody_is_asked_and_the_silence_begins_with_the_first_slot() -> None:
+    ownership = awake(1.0)
+    assert ownership.question(11.0, []) is None
+    assert ownership.question(13.0, [assigned(1)]) is None
+    assert not ownership.silent(22.9)
+
+
+def test_slots_that_are_named_for_another_by_the_way_are_asked_about_again() -> None:
+    slot, ownership = assigned(1), awake(1.0, 2.9, 4.8)
+    assert ownership.answered(5.1, asked(ownership, slot, now=5.0), owners(other=1), "me", [slot]) == [slot]
+    ownership.doubt(5.15)
+    assert ownership.answered(5.3, asked(ownership, slot, now=5.2), owners(other=1), "me", [slot]) == [slot]
+
+
+def test_what_was_asked_by_the_way_says_nothing_of_a_doubt_that_came_since() -> None:
+    slot, ownership = assigned(1), awake(1.0, 2.9, 4.8)
+    question = asked(ownership, slot, now=5.0)
+    ownership.doubt(5.1)
+    assert ownership.answered(5.2, question, owners(me=1), "me", [slot]) == []
+    ownership.settle([slot])
+    assert ownership.held

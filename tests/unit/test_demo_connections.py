@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.command import roles_given
+from kpsplit.admin_cli.commands.demo import open_connections, roles_given
 from kpsplit.demo.display import open_display
-from kpsplit.demo.setup import ROLES, open_connections
+from kpsplit.demo.setup import ROLES
 from kpsplit.errors import ConfigurationError
 
 

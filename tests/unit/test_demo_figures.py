@@ -16,6 +16,7 @@ from kpsplit.demo.timeline import (
     latencies,
     longest_waits,
     percentile,
+    slowest,
     throughput,
     until_caught_up,
     without_suspended,
@@ -81,7 +82,7 @@ def test_throughput_counts_records_per_second_in_bins() -> None:
 
 
 def test_a_bin_without_samples_has_no_value() -> None:
-    assert by_time("x", [(10.1, 5.0), (10.2, 7.0)], 10.0, 1.0, 0.5, max).values == (7.0, None)
+    assert by_time("x", [(10.1, 5.0), (10.2, 7.0)], 10.0, 1.0, 0.5, slowest).values == (7.0, None)
 
 
 def test_a_fence_lasts_from_its_record_to_the_commit() -> None:

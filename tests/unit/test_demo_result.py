@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
@@ -11,12 +12,21 @@ from html.parser import HTMLParser
 import pytest
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import LineageTally
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageTally, LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.endpoints import WriterNews, WriterStage
 from kpsplit.demo.judge import GroupVerdict, ReadBack, ReadBackCheck, SegmentSeen
-from kpsplit.demo.page import LogScale, Scale, page, powers, runs, ticks, usual_height
+from kpsplit.demo.page import (
+    Rows,
+    Scale,
+    page,
+    powers,
+    runs,
+    table_lines,
+    ticks,
+    usual_height,
+    write_summary,
+)
 from kpsplit.demo.records import LINE_HEADER, JournalEntry, Line, value_of
 from kpsplit.demo.result import (
     QUESTIONS,
@@ -29,7 +39,6 @@ from kpsplit.demo.result import (
     phantom_starts,
 )
 from kpsplit.demo.scenario import PLAIN_WRITER
-from kpsplit.demo.tables import Rows, table_lines, write_summary
 from kpsplit.demo.timeline import (
     Latencies,
     OperationTimeline,
@@ -39,7 +48,7 @@ from kpsplit.demo.timeline import (
     Timeline,
     TimeSpan,
 )
-from kpsplit.pages.lineage import OVERFLOW_COLOUR
+from kpsplit.pages import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind
 from kpsplit.splitter.reading import ForeignReason, GapReason
@@ -244,6 +253,13 @@ def test_every_picture_is_a_sound_document() -> None:
     assert "orders/&lt;other&gt;" in text and "<other>" not in text
 
 
+def test_a_figure_is_never_broken_however_wide_the_readers_font_is() -> None:
+    style = page(a_result()).partition("<style>")[2].partition("</style>")[0]
+    rules = dict(re.findall(r"^(\.cards[^{]*) { ([^}]+) }$", style.replace("\n  ", " "), re.MULTILINE))
+    assert "white-space: nowrap" in rules[".cards b"]
+    assert "min-width: max-content" in rules[".cards div"] and "flex-wrap: wrap" in rules[".cards"]
+
+
 def test_the_page_shows_a_failure() -> None:
     result = a_result()
     text = page(replace(result, verdicts=(DemoVerdict("history", False, "lost: 1"),)))
@@ -255,7 +271,7 @@ def test_scales_map_data_to_the_picture() -> None:
     scale = Scale(0, 10, 100, 0)
     assert (scale(0), scale(5), scale(10)) == (100, 50, 0)
     assert Scale(3, 3, 7, 9)(3) == 7
-    log = LogScale(1, 1000, 0, 300)
+    log = Scale(1, 1000, 0, 300, log=True)
     assert (log(0), log(1), log(10), log(1000)) == (0, 0, 100, 300)
 
 

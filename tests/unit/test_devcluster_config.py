@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from kpsplit.devcluster.config import NodeAddress, bootstrap, node_properties, to_text
-from kpsplit.devcluster.daemon import run_folder
+from kpsplit.admin_cli.main import cli, run
+from kpsplit.devcluster import daemon
+from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
+from kpsplit.devcluster.storage import NodeAddress, bootstrap, node_properties, to_text
+from kpsplit.errors import EXIT_OK, KpsplitError
 
 NODES = tuple(NodeAddress(i, 9000 + i, 9100 + i) for i in range(3))
 
@@ -62,4 +68,34 @@ def test_the_cache_folder_is_the_most_specific_one(environ: dict[str, str], fold
 
 
 def test_a_data_folder_of_ones_own_making_is_for_nobody_else(tmp_path: Path) -> None:
-    assert run_folder(tmp_path / "data").stat().st_mode & 0o077 == 0
+    with daemon._only_one(tmp_path / "data"):
+        assert (tmp_path / "data").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "down"])
+def test_looking_for_a_cluster_makes_no_folder(verb: str, tmp_path: Path) -> None:
+    assert run(cli, ["cluster", verb, "--data", str(tmp_path / "mistyped")]) == EXIT_OK
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_a_cluster_in_the_background_has_as_long_to_start_as_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def not_started(command: list[str], **_: object) -> NoReturn:
+        commands.append(command)
+        raise OSError
+
+    def start(_: DevCluster, timeout: float) -> NoReturn:
+        raise KpsplitError(f"not ready after {timeout:.0f} s")
+
+    monkeypatch.setattr(subprocess, "Popen", not_started)
+    monkeypatch.setattr(DevCluster, "start", start)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    with pytest.raises(OSError):
+        daemon.start_detached(3, tmp_path, 300.0)
+    (command,) = commands
+    monkeypatch.setattr(sys, "argv", command[2:])
+    assert daemon.main() == 1
+    assert capsys.readouterr().err == "not ready after 300 s\n"

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from kpsplit.devcluster import jars, process
-from kpsplit.devcluster.java import Java
+from kpsplit.devcluster.jars import Java
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs import jars as connector

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster import java
+from kpsplit.devcluster import jars as java
 from kpsplit.errors import KpsplitError
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from kpsplit.devcluster import storage
-from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation, can_share
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningBroker, RunningCluster
 from kpsplit.devcluster.jars import DownloadProgress
 from kpsplit.devcluster.process import ManagedProcess, SupervisorClient
-from kpsplit.devcluster.storage import ClusterIdentity
+from kpsplit.devcluster.storage import HOST, ClusterIdentity, NodeAddress, PortReservation, can_share
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]

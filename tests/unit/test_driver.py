@@ -411,6 +411,58 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
     assert holders == [cluster.holder], "it fences nobody who is at work"
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["nobody else", "another attempt"])
+def test_an_operator_that_slept_beyond_its_time_before_its_prepare_says_who_was_at_work_meanwhile(
+    goes_on: bool,
+) -> None:
+    cluster = with_producers("answers")
+
+    def asleep() -> None:
+        if goes_on:
+            other = Driver(Simulated(cluster).ports)
+            other.run(split_attempt(cluster.state, 0, RANGES, "newer"), 0, Time(cluster, 60))
+        raise DeadlineExceededError("waited 1 min for the prepare")
+
+    with pytest.raises(KpsplitError, match="waited 1 min for the prepare") as caught:
+        run(cluster, Fault(1, False, hook=asleep))
+    assert isinstance(caught.value, FencedError) == goes_on
+    assert caught.value.changed is False
+    assert cluster.state.epoch == goes_on
+
+
+@pytest.mark.parametrize(
+    "at", [n for n, name in enumerate(run(with_producers("answers")).names) if name == "record"][1:]
+)
+def test_an_operator_whose_transaction_the_brokers_ended_rolls_back_what_nobody_took_over(at: int) -> None:
+    """Its epoch is fenced as by a successor, and there is none: nobody else would end its attempt."""
+    cluster = with_producers("answers")
+
+    def ended() -> None:
+        raise FencedError("another operator took over")
+
+    with pytest.raises(DeadlineExceededError, match="the brokers ended a transaction") as caught:
+        run(cluster, Fault(at, False, hook=ended))
+    committed = cluster.state.phase is Phase.COMMITTED
+    assert caught.value.changed is committed
+    assert committed or (cluster.state.epoch, cluster.state.attempt) == (0, None)
+    assert not committed or "kpsplit resume" in (caught.value.hint or "")
+
+
+def test_an_operator_that_is_fenced_before_its_prepare_leaves_nothing_and_claims_nothing() -> None:
+    """Somebody else claims, finds nothing to do, and is done: ``resume``."""
+    cluster = with_producers("answers")
+    holders: list[int] = []
+
+    def another() -> None:
+        Driver(Simulated(cluster).ports).resume(renewed, Time(cluster, 60))
+        holders.append(cluster.holder)
+
+    with pytest.raises(FencedError) as caught:
+        run(cluster, Fault(1, False, hook=another))
+    assert caught.value.changed is False
+    assert (cluster.state, holders) == (UNSPLIT, [cluster.holder])
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "its time is over"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["only finished", "another attempt"])
 def test_an_operator_that_slept_behind_its_commit_does_not_say_that_nothing_was_changed(

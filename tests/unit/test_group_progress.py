@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from kpsplit.control.seeking import SeekTarget, Whence, cursor_at
-from kpsplit.control.status import Basis, progress_of
-from kpsplit.kafka.groups import Members, Owner, owners
+from kpsplit.clock import Deadline
+from kpsplit.control.seeking import Seeker, SeekTarget, Whence, cursor_at
+from kpsplit.control.status import Basis, Remaining, group_drains, owners, progress_of
+from kpsplit.errors import DeadlineExceededError
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import SubTopicState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.samples import PARENT, life, phantom
@@ -61,6 +69,14 @@ def test_a_range_is_shown_in_parts_where_its_owners_change() -> None:
         (QUARTERS[1], None),
         (RIGHT, TWO),
     ]
+
+
+def test_the_slowest_range_says_how_far_a_group_is_from_draining_a_segment() -> None:
+    fold = folded((LEFT, {0: 900}), (QUARTERS[2], {0: 400}), (QUARTERS[3], {1: 1001, 4: 12, 5: 15}))
+    found = {"g": [progress_of(LIFE.split, "g", fold, {}, [(LEFT, ONE), (QUARTERS[2], TWO)], ENDS)]}
+    (drain,) = group_drains(lambda: found, Deadline(0))
+    assert (drain.segment.id, drain.group, drain.left) == (0, "g", Remaining(600))
+    assert (drain.range, drain.owner) == (QUARTERS[2], TWO)
 
 
 def test_ordinary_offsets_count_where_there_is_no_range_commit() -> None:
@@ -125,6 +141,35 @@ def test_a_seek_to_the_earliest_counts_what_was_deleted_with_its_topic_as_read()
     cursor = cursor_at(LIFE.merged, LEFT, SeekTarget(Whence.EARLIEST), starts, ends, {})
     assert cursor.readable(LIFE.merged.lineage) == {1: 1001, 3: 2}
     assert cursor.moved(1, 1003).moved(3, 5).readable(LIFE.merged.lineage) == {9: 1004}
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_a_seek_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(agreed: bool) -> None:
+    """The broker that is asked for the starts of the logs may be stale: its "no" skips nothing."""
+    asked: list[str] = []
+
+    def certain(topics: Iterable[str], deadline: Deadline) -> dict[str, None]:
+        asked.extend(topics)
+        if not agreed:
+            raise DeadlineExceededError("waited 10 s for most brokers to agree")
+        return dict.fromkeys(asked)
+
+    retired = replace(LIFE.merged.subtopics[0], state=SubTopicState.RETIRED)
+    state = replace(LIFE.merged, subtopics=(retired, *LIFE.merged.subtopics[1:]))
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: state)
+    seeker._admin = SimpleNamespace(
+        start_offsets=lambda _: {PARENT: 0}, end_offsets=lambda *_: {}, certain=certain
+    )
+    seeker._refuse_active = lambda *_, **__: None
+    target = SeekTarget(Whence.EARLIEST)
+    if agreed:
+        cursor = seeker.plan("g", PARENT, LEFT, target, True).cursor
+        assert cursor.moved(0, 1000).readable(state.lineage) == {1: 1001}
+    else:
+        with pytest.raises(DeadlineExceededError, match="to agree"):
+            seeker.plan("g", PARENT, LEFT, target, True)
+    assert retired.name not in asked and len(asked) == len(state.subtopics) - 1
 
 
 def test_members_that_set_no_client_id_are_told_apart() -> None:

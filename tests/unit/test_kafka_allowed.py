@@ -36,7 +36,7 @@ class Admin:
         ([AclOperation.READ, AclOperation.DESCRIBE], {"orders": {Operation.READ, Operation.DESCRIBE}}),
         (None, {}),
         ([], {}),
-        (MissingError(), {}),
+        (MissingError("no such topic"), {}),
         (AuthorizationError("no"), {"orders": set()}),
     ],
     ids=["told", "not told", "told nothing", "no such topic", "not to be seen"],

@@ -194,6 +194,16 @@ CASES = {
         "own topics",
         "there is no topic __kpsplit.control",
     ),
+    "long segments of an own topic": (
+        having(found(), TopicFacts("__kpsplit.offsets", "own", (THREE,), topic_config(3, 1 << 30))),
+        "segments",
+        "__kpsplit.offsets has segment.bytes=1073741824",
+    ),
+    "long segments of a changelog": (
+        having(found(), TopicFacts("__kpsplit.changelog.g.orders", "c", (THREE,), topic_config(3, 1 << 30))),
+        "segments",
+        "__kpsplit.changelog.g.orders has segment.bytes=1073741824",
+    ),
     "newer": (replace(found(), newer=("control topic: version 2",)), "versions", "version 2"),
     "lease": (with_lease(500), "settings", "the lease of 500 ms"),
     "no settings": (not_initialised(), "settings", "no settings"),

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from kpsplit.clock import Deadline
-from kpsplit.control.planning import estimated, look_twice
+from kpsplit.control.planning import drains_of
 from kpsplit.control.plans import Drain
+from kpsplit.control.status import Remaining, estimated, look_twice
 
 
 def test_the_pace_between_two_looks_says_how_long_the_rest_takes() -> None:
-    assert estimated({"g": 1000}, {"g": 800}, 2.0) == (Drain("g", 800, 8),)
+    assert estimated({"g": 1000}, {"g": 800}, 2.0) == {"g": Remaining(800, 8)}
 
 
 def test_a_group_that_did_not_move_has_no_estimate_and_comes_first() -> None:
-    drains = estimated({"fast": 900, "idle": 5, "slow": 100}, {"fast": 0, "idle": 5, "slow": 90}, 1.0)
-    assert drains == (Drain("idle", 5), Drain("slow", 90, 9), Drain("fast", 0, 0))
+    left = estimated({"fast": 900, "idle": 5, "slow": 100}, {"fast": 0, "idle": 5, "slow": 90}, 1.0)
+    assert drains_of(left) == (Drain("idle", 5), Drain("slow", 90, 9), Drain("fast", 0, 0))
 
 
 def test_a_group_that_was_reset_or_is_new_counts_as_not_moving() -> None:
-    assert estimated({"reset": 10}, {"reset": 50, "new": 3}, 1.0) == (Drain("reset", 50), Drain("new", 3))
+    assert estimated({"reset": 10}, {"reset": 50, "new": 3}, 1.0) == {
+        "reset": Remaining(50),
+        "new": Remaining(3),
+    }
 
 
 def test_where_nothing_is_left_there_is_only_one_look() -> None:
     looks = [{"g": 0}]
-    assert look_twice(looks.pop, Deadline(0)) == (Drain("g", 0, 0),)
+    assert look_twice(looks.pop, Deadline(0)) == {"g": Remaining(0, 0)}
 
 
 def test_a_group_that_does_not_move_is_looked_at_longer() -> None:
     looks = [{"g": 5}, {"g": 9}, {"g": 9}]
-    (drain,) = look_twice(looks.pop, Deadline(0))
-    assert (drain.group, drain.left) == ("g", 5) and not looks
+    assert look_twice(looks.pop, Deadline(0))["g"].offsets == 5
+    assert not looks

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.control.planning import numbered, refuse_moved_on
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
-from kpsplit.control.runner import numbered, refuse_moved_on
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply

@@ -11,6 +11,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.producers_log import AcknowledgedWriter
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
@@ -66,3 +69,18 @@ def test_it_waits_between_two_tries_to_connect_unless_the_user_says_otherwise(
     assert of({"reconnect.backoff.ms": "2000"}) == (False, 2000)  # librdkafka refuses a maximum below it
     application = Connection.of_application({**CONFIG, "enable.sparse.connections": True, "acks": 1})
     assert application.properties["enable.sparse.connections"] is True
+
+
+def test_clients_of_kpsplits_own_topics_wait_no_minute_for_a_broker_that_stands_still(
+    configured: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses its partitions after some 9 s; whoever waits on does not ask the new leader."""
+    connection, made = Connection(CONFIG), list[dict[str, Any]]()
+    monkeypatch.setattr(connection, "open_producer", lambda _role, **settings: made.append(settings))
+    AcknowledgedWriter(connection, "registration")
+    reader = connection.open_reader
+    monkeypatch.setattr(connection, "open_reader", lambda role, **s: made.append(s) or reader(role, **s))
+    LogTail(connection, CONTROL_TOPIC, lambda _: None, (0,)).close()
+    assert [s["socket_timeout_ms"] for s in made] == [10_000, 10_000]
+    assert configured[-1]["socket.timeout.ms"] == 10_000
+    assert Connection({**CONFIG, "socket.timeout.ms": 30_000}).answer_ms() == 30_000, "as the user says"

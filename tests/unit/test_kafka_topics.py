@@ -8,12 +8,11 @@ import pytest
 
 from kpsplit.control.enrolment import settings_to_write
 from kpsplit.control.own_topics import misfits, own_topics, topic_config
-from kpsplit.control.runner import ends_to_reach, undrained
-from kpsplit.control.subtopics import copied_config, is_sealed, phantom_assignment
+from kpsplit.control.retirement import ends_to_reach, undrained
+from kpsplit.control.subtopics import copied_config, is_sealed, phantom_assignment, reordered
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import positions_by_range_commits, proven_positions
-from kpsplit.kafka.leaders import reordered
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.markers import is_connected, producers_for
 from kpsplit.splitter.commits import CommitFold

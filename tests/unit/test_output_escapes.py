@@ -18,13 +18,13 @@ from kpsplit.admin_cli.commands import verify
 from kpsplit.admin_cli.commands.read import record_json, record_line
 from kpsplit.admin_cli.failures import line_of
 from kpsplit.admin_cli.main import cli
-from kpsplit.admin_cli.render.offsets import progress_json, show_progress, show_seek
 from kpsplit.admin_cli.render.plan import show_outcome, show_plan, show_report
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.admin_cli.render.status import progress_json, show_progress, show_seek
+from kpsplit.consumer.fetch.lineage_reader import LogicalRecord
 from kpsplit.control.plans import Check as PlanCheck
 from kpsplit.control.plans import Drain, HotKey
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
-from kpsplit.control.status import Basis, PartitionProgress, RangeProgress
+from kpsplit.control.status import Basis, PartitionProgress, RangeProgress, Report
 from kpsplit.demo.page import page
 from kpsplit.demo.result import DemoVerdict, failed_line
 from kpsplit.errors import KpsplitError
@@ -83,7 +83,7 @@ def a_verdict() -> Verdict:
 def a_progress() -> PartitionProgress:
     """A group whose member has a bad name."""
     owner = Owner(member=EVIL, client_id=EVIL, host=EVIL)
-    return PartitionProgress(STATE, (RangeProgress(WHOLE, Basis.NOTHING, (), owner),))
+    return PartitionProgress(STATE, (RangeProgress(WHOLE, Basis.NOTHING, (), owner),), "stable")
 
 
 BAD_PLAN = replace(
@@ -112,7 +112,7 @@ A_RECORD = LogicalRecord(
         ),
         lambda console: show_plan(BAD_PLAN, console),
         lambda console: show_outcome(OUTCOME, STATE, console),
-        lambda console: show_report(OUTCOME, STATE, {EVIL: PauseReport("a", 1, 2, 3)}, 1.0, console),
+        lambda console: show_report(Report(OUTCOME, STATE, {EVIL: PauseReport("a", 1, 2, 3)}, 1.0), console),
         lambda console: console.print(record_line(A_RECORD, 200)),
     ],
     ids=["verify", "offsets", "seek", "plan", "outcome", "report", "read"],

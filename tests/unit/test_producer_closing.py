@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -28,8 +29,12 @@ class Library:
     def __init__(self) -> None:
         self.certificates: dict[str, Certificate] | None = None
         self.registration = self
+        self.alive = False
 
     def stop(self, timeout: float | None) -> None: ...
+
+    def is_alive(self) -> bool:
+        return self.alive
 
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
         self.certificates = certificates
@@ -91,8 +96,8 @@ def test_there_is_no_certificate_where_the_fate_of_a_number_is_not_known() -> No
     assert library.certificates == {}
 
 
-def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_closed() -> None:
-    """Each later operation would wait a lease for it otherwise; partitions with few keep theirs."""
+def registered(meanwhile: Callable[[], None]) -> tuple[Registration, list[bytes]]:
+    """Return a registration and what it writes; ``meanwhile`` is called before a write arrives."""
     registration = Registration(
         Connection({"bootstrap.servers": "127.0.0.1:1"}), 7, "client", None, lambda: 5.0
     )
@@ -100,10 +105,49 @@ def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_close
 
     class Writer:
         def write_all(self, topic: str, records: Any, deadline: Any) -> list[int]:
+            meanwhile()
             written.extend(value for _, value in records)
             return [len(written)]
 
     registration._writer = Writer()  # type: ignore[assignment]
+    return registration, written
+
+
+def test_nothing_is_written_behind_the_certificate() -> None:
+    """Neither a write that was under way, nor one that begins: each would open the registration again."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def meanwhile() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    registration, written = registered(meanwhile)
+    library = threading.Thread(target=registration.add_topic, args=("orders", {}, Deadline(1)))
+    library.start()
+    assert begun.wait(30)
+    close = threading.Thread(target=registration.certify, args=({}, Deadline(1)))
+    close.start()
+    close.join(0.05)
+    go_on.set()
+    library.join()
+    close.join()
+    with pytest.raises(KpsplitError, match="closed"):
+        registration.answer_ready("orders/0", "attempt", Deadline(1))
+    assert registration.record.closed and written[-1] == registration.record.encode()
+    assert len(written) == 2
+
+
+def test_a_producer_whose_library_is_in_a_write_leaves_its_registration_to_the_lease() -> None:
+    ground = Ground()
+    producer, library = closing_producer(ground)
+    library.alive = True
+    producer.close(0)
+    assert library.certificates is None and ground.state.ended
+
+
+def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_closed() -> None:
+    """Each later operation would wait a lease for it otherwise; partitions with few keep theirs."""
+    registration, written = registered(lambda: None)
     registration.add_topic("orders", {}, Deadline(1))
     few, many = Certificate(2, {"0": 1}, (1,)), Certificate(300_000, {"0": 0}, tuple(range(300_000)))
     registration.certify({"orders/0": many, "orders/1": few, "orders/2": many}, Deadline(1))
@@ -132,7 +176,7 @@ def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else()
 def test_a_record_that_comes_while_the_producer_is_closed_is_refused(topic: str) -> None:
     ground = Ground()
     producer, _ = closing_producer(ground)
-    produce = ground.producing(producer._general.produce, ground.callback)
+    produce = ground.producing(producer._held.produce, ground.callback)
     ground.state.fast_plain.add("plain")
     refused: list[Exception] = []
 
@@ -195,7 +239,7 @@ def test_whatever_goes_wrong_at_the_exit_the_others_are_ended_too(monkeypatch: p
             raise ZeroDivisionError
 
     both = [Open("a"), Open("b")]
-    monkeypatch.setattr(client, "_left_open", WeakSet(both))
+    monkeypatch.setattr(client, "_producers", WeakSet(both))
     client._leave_all()
     assert sorted(left) == ["a", "b"]
 

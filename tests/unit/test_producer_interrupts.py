@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,9 @@ from confluent_kafka import KafkaError
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.producer.client import Producer, refuse_in_children
-from kpsplit.producer.metrics import layout_stats
+from kpsplit.producer.client import Producer
 from kpsplit.producer.polling import Polling, Transactions
-from kpsplit.producer.state import PASS_THROUGH
+from kpsplit.producer.state import PASS_THROUGH, layout_stats
 from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
@@ -28,7 +28,8 @@ from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 
 
 def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:
-    return ground.producing(ground.general(start).produce, ground.callback)
+    ground.held._start = start
+    return ground.producing(ground.held.produce, ground.callback)
 
 
 def whole_producer(ground: Ground) -> Producer:
@@ -36,7 +37,6 @@ def whole_producer(ground: Ground) -> Producer:
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     producer._state, producer._held = ground.state, ground.held
     producer._polling = Polling(ground.state)
-    producer._general = ground.general()
     return producer
 
 
@@ -52,8 +52,8 @@ def interrupted_behind_librdkafka(ground: Ground, interrupt: Callable[[], None])
     ground.rdkafka.given = Given()
 
 
-RAISED = [Interrupted, RuntimeError, ValueError, TypeError, BufferError]
-"""What a handler raises; librdkafka's produce() raises some of them as well."""
+RAISED = [Interrupted, RuntimeError, ValueError, TypeError, BufferError, Empty]
+"""What a handler raises; librdkafka's produce() raises some of them as well, and the lock the last one."""
 
 
 @pytest.mark.parametrize("key", [b"k", None])
@@ -72,6 +72,20 @@ def test_a_record_that_librdkafka_has_counts_although_produce_was_interrupted(
     produce("orders", b"next", key)
     assert ground.rdkafka.values == [b"interrupted", b"next"]
     assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (2, 2)
+
+
+def test_what_a_handler_raises_out_of_a_topic_that_is_not_enrolled_is_no_lock_that_is_taken() -> None:
+    """Otherwise the record went a second time, and nobody heard of what the handler raised."""
+    ground = Ground()
+    produce = producing(ground)
+    ground.state.routes["plain"] = PASS_THROUGH
+    produce("plain", b"first", b"k")
+    with raising_signals(Empty) as interrupt:
+        interrupted_behind_librdkafka(ground, interrupt)
+        with pytest.raises(Empty):
+            produce("plain", b"interrupted", b"k")
+    produce("plain", b"next", b"k")
+    assert ground.rdkafka.values == [b"interrupted", b"next"]
 
 
 @pytest.mark.parametrize("key", [b"k", None])
@@ -170,7 +184,7 @@ def test_a_record_is_not_held_when_the_librarys_thread_cannot_be_started() -> No
 
     with pytest.raises(RuntimeError):
         producing(ground, start)("other", b"v")
-    assert ground.held.waiting() == 0
+    assert ground.state.tally.count == 0
 
 
 @pytest.mark.parametrize("topic", ["orders", "not looked up yet"])
@@ -333,7 +347,8 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
             state.renew(monotonic() + 1000)  # as a thread does that was not quick enough
             good_at_the_end.append(ground.fence.writers[0].good_until)
 
-    producer._background = SimpleNamespace(stop=Library().stop, registration=Library())  # type: ignore[assignment]
+    library = SimpleNamespace(stop=Library().stop, registration=Library(), is_alive=lambda: False)
+    producer._background = library  # type: ignore[assignment]
     producer.close(0)
     assert good_at_the_end == [0.0]
 
@@ -342,7 +357,7 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
 def test_a_child_process_is_refused_although_the_lock_was_taken_when_it_began() -> None:
     ground = Ground()
     produce = producing(ground)
-    refuse_in_children(ground.state)
+    parents = whole_producer(ground)
     taken, over = threading.Event(), threading.Event()
 
     def library() -> None:
@@ -362,7 +377,7 @@ def test_a_child_process_is_refused_although_the_lock_was_taken_when_it_began() 
                 produce(topic, b"v", b"k")
             except KpsplitError:
                 refused += 1
-        os._exit(refused)
+        os._exit(refused if parents._state.forked else 0)
     over.set()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     thread.join(10)

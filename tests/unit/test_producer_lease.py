@@ -8,14 +8,16 @@ from kpsplit.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
 from kpsplit.producer.lease import ControlFeed, LeaseTask, owes
-from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.state import PlainProducer, ProducerState
+from kpsplit.producer.state import PASS_THROUGH, PlainProducer, ProducerState
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Prepare
 from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, split_attempt
+from tests.unit.test_producer_state import SPLIT as ORDERS_SPLIT
+from tests.unit.test_producer_state import UNSPLIT as ORDERS
+from tests.unit.test_producer_state import Ground
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 PREPARING, FENCED = apply(UNSPLIT, Prepare(SPLIT)), fenced(UNSPLIT, SPLIT)
@@ -84,7 +86,7 @@ def lease_task() -> tuple[LeaseTask, ProducerState, ControlFeed, Following]:
     state = ProducerState(settings, 7, PlainProducer(lambda *_: None, lambda _: 0, lambda: 0, lambda _: 0))
     feed, following = ControlFeed(Connection({"bootstrap.servers": "127.0.0.1:1"}), state), Following()
     feed.tail = following  # type: ignore[assignment]
-    return LeaseTask(feed, HeldRecords(state, lambda *_: None, lambda *_: None)), state, feed, following
+    return LeaseTask(feed), state, feed, following
 
 
 def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
@@ -95,6 +97,21 @@ def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
     task.adopted = 7
     task.renew()
     assert state.lease_valid()
+
+
+def test_a_lease_that_is_over_lapses_before_it_is_renewed() -> None:
+    """A write that took long may end it between two looks at the time."""
+    ground = Ground()
+    ground.state.routes["plain"] = PASS_THROUGH
+    ground.state.transaction(True)
+    ground.observe(fenced(ORDERS, ORDERS_SPLIT))
+    ground.state.renew(monotonic() + 1000)
+    assert ground.fence.transactions.deferred and "plain" in ground.state.routes
+    ground.state.lease_until = monotonic()
+    ground.state.renew(monotonic() + 1000)
+    assert not ground.fence.transactions.deferred, "what rested on the last lease"
+    assert "plain" not in ground.state.routes
+    assert ground.fence.writers[0].good_until == 0.0 and not ground.fence.suspended
 
 
 def test_what_a_producer_writes_counts_only_for_ends_that_are_asked_for_after_it() -> None:

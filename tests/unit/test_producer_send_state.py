@@ -39,8 +39,8 @@ def send(fence: SendState, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
 def released(fence: SendState, limit: int | None = None) -> list[tuple[int, int]]:
     """Send what may be sent; return (segment, sequence) of each record."""
     ready = fence.sendable(limit)
-    for writer, _ in ready:
-        writer.sent += 1
+    for writer, record in ready:
+        writer.note_sent(record.sequence)
     fence.sent([record for _, record in ready])
     return [(writer.segment.id, record.sequence) for writer, record in ready]
 
@@ -187,6 +187,60 @@ def test_the_acknowledgement_of_a_later_record_says_nothing_about_where_an_earli
     assert [i.earliest for i in first[0].unplaced] == [0]
 
 
+def overtaken() -> tuple[SendState, Any, Outgoing[str]]:
+    """Let #3, a stray without a key, be sent again to a segment that has #4 in flight already."""
+    halves = operated(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 1000})
+    fence = fence_of(halves)
+    for offset in range(3):
+        fence.acknowledged(*send(fence), offset, lease_valid=True)
+    (stray_writer, stray), (writer, record) = send(fence, None), send(fence)
+    still_there = send(fence, HIGH)
+    gone = stray_writer.segment
+    assert (writer.segment.id, gone.id) == (2, 3)
+    again = replace(split_attempt(halves, gone.id, gone.range.split_evenly(2)), id="again")
+    fence.observe(operated(halves, again, {gone.id: 0}), lease_valid=True)
+    fence.acknowledged(stray_writer, stray, 1, lease_valid=True)
+    assert still_there[0].unresolved and not writer.open, "new records wait for the stray"
+    assert released(fence) == [(2, 3)]
+    assert fence.writers[0] is writer and writer.open
+    fence.acknowledged(writer, stray, 4, lease_valid=True)
+    return fence, writer, record
+
+
+def test_a_stray_without_a_key_that_was_overtaken_does_not_say_where_higher_numbers_stand() -> None:
+    """#4 stands at 3, before #3 at 4; its acknowledgement comes late and does not say where."""
+    fence, writer, record = overtaken()
+    before, ended = fence.state, split_attempt(fence.state, 2, writer.segment.range.split_evenly(2))
+    fence.observe(fenced(before, ended), lease_valid=True)
+    assert fence.unplaced(writer, record, WRITTEN, lease_valid=True) == []
+    assert fence.observe(committed(before, ended, {2: 5}), lease_valid=True) == []
+    assert fence.unclear() == [writer] and [i.earliest for i in writer.unplaced] == [0]
+    assert numbers(fence.looked_up(writer, {4: 3}, complete=True)) == [(4, 3)]
+    assert fence.statistics.strays == 1, "only #3"
+
+
+def test_of_what_a_deletion_failed_any_may_be_written_where_a_stray_was_overtaken() -> None:
+    fence, writer, record = overtaken()
+    later, newest = send(fence), send(fence)
+    for one in (record, later[1], newest[1]):
+        fence.unplaced(writer, one, GONE, lease_valid=False)
+    ended = split_attempt(fence.state, 2, writer.segment.range.split_evenly(2))
+    fence.observe(operated(fence.state, ended, {2: 1}), lease_valid=False)
+    assert len(fence.looked_up(writer, {}, complete=False)) == 3 and not fence.waiting()
+
+
+def test_what_was_held_in_a_fence_that_was_rolled_back_is_in_order() -> None:
+    fence = fence_of()
+    send(fence)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    fence.hold(LOW, "a")
+    fence.hold(None, "b")
+    fence.observe(apply(fence.state, Abort("s", EndedBy.TAKEOVER, "gone")), lease_valid=True)
+    assert released(fence) == [(0, 1), (0, 2)]
+    send(fence)
+    assert fence.writers[0].in_order
+
+
 def test_records_that_may_be_in_a_log_that_is_gone_fail_and_are_not_sent_again() -> None:
     fence, writer = merged_with_unplaced(SEALED, SEALED, WRITTEN, end=1)
     finals = fence.looked_up(writer, {}, complete=False)
@@ -268,6 +322,22 @@ def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> No
     fence.transaction(False)
     assert fence.quiescent() and not fence.writers[0].open
     assert fence.resolve(lease_valid=True) == [], "the fence holds now, and says nothing about the past"
+
+
+def test_a_fence_is_deferred_no_longer_than_the_lease() -> None:
+    """Another partition's operator may remove the registration then, and this one's goes on without us."""
+    fence = fence_of()
+    fence.transaction(True)
+    writer, record = send(fence)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert not fence.quiescent()
+    fence.suspend(True)
+    fence.suspend(False)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert not fence.writers[0].open, "it holds, although the transaction goes on"
+    assert fence.acknowledged(writer, record, 3, lease_valid=True) == [], "it may lie after the cut"
+    assert fence.quiescent()
+    assert numbers(fence.observe(committed(UNSPLIT, SPLIT, {0: 4}), lease_valid=True)) == [(0, 3)]
 
 
 def test_a_fence_that_was_there_before_us_holds_in_a_transaction_at_once() -> None:

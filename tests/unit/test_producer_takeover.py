@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import ConflictError
-from kpsplit.producer import takeover
-from kpsplit.producer.takeover import (
+from kpsplit.producer import fence_task
+from kpsplit.producer.fence_task import (
     AHEAD_SECONDS,
     GRACE_SECONDS,
     SPREAD_SECONDS,
@@ -21,7 +22,7 @@ from kpsplit.splitter.claimed_log import RESERVED_SECONDS, TURN_SECONDS, ClaimQu
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
+from kpsplit.splitter.partition_state import Abort, EndedBy, Event, PartitionState
 from kpsplit.splitter.records.control import RESERVED, Claim, claim_key, encode_claim, encode_state
 from kpsplit.splitter.records.keys import control_partition, partition_key
 from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
@@ -43,8 +44,8 @@ class Scene:
         self.now, self.begun, self.view = 0.0, list[Callable[[], bool]](), ControlView()
         self.announced, self.over = list[Claim](), threading.Event()
         self.show(FENCED)
-        monkeypatch.setattr(takeover, "monotonic", lambda: self.now)
-        monkeypatch.setattr(takeover, "roll_back", self._roll_back)
+        monkeypatch.setattr(fence_task, "monotonic", lambda: self.now)
+        monkeypatch.setattr(fence_task, "roll_back", self._roll_back)
         announce = self.announced.append
         self.takeover = Takeover(None, PARENT, SPLIT.id, max_pause, announce)  # type: ignore[arg-type]
 
@@ -158,6 +159,35 @@ def test_it_is_given_up_when_the_turn_is_seen_to_be_anothers(monkeypatch: pytest
     assert scene.at(DUE + UNSEEN_SECONDS + 1.0) == 1
     assert waits()
     scene.over.set()
+
+
+@pytest.mark.parametrize("another_has_the_turn", [True, False])
+def test_a_claim_that_waits_for_its_turn_ends_when_another_has_it(
+    monkeypatch: pytest.MonkeyPatch, another_has_the_turn: bool
+) -> None:
+    recorded: list[Event] = []
+
+    class Log:
+        def claim(self, _: Deadline, fit: Callable[[PartitionState], bool]) -> PartitionState:
+            assert fit(FENCED)
+            return FENCED
+
+        def record(self, _: PartitionState, event: Event, __: Deadline) -> None:
+            recorded.append(event)
+
+        def connect(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(fence_task, "OperationLog", lambda *_: Log())
+    connection: Any = None
+    if another_has_the_turn:
+        with pytest.raises(ConflictError, match="has the turn"):
+            fence_task.roll_back(connection, PARENT, SPLIT.id, None, lambda: True)
+        assert recorded == []
+    else:
+        assert fence_task.roll_back(connection, PARENT, SPLIT.id, None, lambda: False)
+        assert [type(event) for event in recorded] == [Abort]
 
 
 def test_who_gives_up_leaves_the_turn_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,10 @@ from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lookup import PartitionCounts
 from kpsplit.producer.state import TopicRoute
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Prepare, Target
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from tests.unit.test_producer_state import Ground
 
@@ -155,3 +159,66 @@ def test_the_librarys_thread_waits_for_no_answer_about_topics(monkeypatch: pytes
     background._turn()
     routes = ground.state.routes
     assert [routes[t].count for t in ("new", "orders", "bills")] == [3, 3, 3]  # type: ignore[union-attr]
+
+
+def preparing(background: BackgroundThread, monkeypatch: pytest.MonkeyPatch, topic: str) -> list[str]:
+    """Have an operator prepare a split of a topic's first partition; return what is answered to it."""
+    state = PartitionState.unsplit(PhysicalPartition(topic, 0), "id")
+    prepared = apply(state, Prepare(split_attempt_of(state)))
+    background._feed.following().view.states[state.parent] = prepared
+    for send_state in background._producer.send_states():
+        if send_state.state.parent == state.parent:
+            send_state.observe(prepared, lease_valid=True)
+    own = background._feed.registration
+    own.record = replace(own.record, topics=(topic,))
+    answered: list[str] = []
+    monkeypatch.setattr(own, "answer_ready", lambda partition, *_: answered.append(partition))
+    return answered
+
+
+def split_attempt_of(state: PartitionState) -> Attempt:
+    name = f"{state.parent.topic}.split-0-1"
+    halves = WHOLE.split_evenly(2)
+    return Attempt("a", OperationKind.SPLIT, "op", 1, (0,), halves, Target.PHANTOMS, name, 1000)
+
+
+def test_unstamped_records_from_before_a_lapse_hold_up_the_answer_to_prepare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic is enrolled while the producer has no lease; what it sent before is in librdkafka still."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {"orders": 1})
+    view = background._feed.following().view
+    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
+    background._turn()
+    assert ground.rdkafka.values == [b"unstamped"]
+    ground.queued = 1
+    ground.state.lapse()
+    view.enrolments["bills"] = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    background._topics.adopt(view)
+    ground.state.renew(monotonic() + 1000)
+    answered = preparing(background, monkeypatch, "bills")
+    background._topics.answer()
+    assert not answered
+    ground.queued = 0
+    background._topics.answer()
+    assert answered == ["bills/0"]
+
+
+def test_only_a_record_that_was_written_shows_that_unstamped_ones_before_it_are_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the application purged, or a broker refused, may have been sent after one that is in flight."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {}, "orders")
+    background._topics.transitions["orders"] = monotonic()
+    ground.queued = 5
+    answered = preparing(background, monkeypatch, "orders")
+    ground.send(b"purged")
+    ground.rdkafka.report(0, error=KafkaError(KafkaError._PURGE_QUEUE))
+    background._topics.answer()
+    assert not answered
+    ground.send(b"written")
+    ground.rdkafka.report(1, offset=9)
+    background._topics.answer()
+    assert answered == ["orders/0"]

@@ -19,7 +19,6 @@ from kpsplit.splitter.reading import (
     classify,
     reader_hash,
     unsettled,
-    wrong_place,
 )
 from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from tests.unit.samples import (
@@ -211,13 +210,6 @@ def test_a_record_without_key_is_always_placed_inside_its_segment_so_that_somebo
     within: KeyRange,
 ) -> None:
     assert all(reader_hash(None, offset, within) in within for offset in range(1000))
-
-
-def test_a_key_outside_its_segments_range_is_in_the_wrong_place() -> None:
-    segment = LIFE.split.lineage.get(3)
-    assert not wrong_place(segment, 0x40000000)
-    assert wrong_place(segment, 0x80000000)
-    assert wrong_place(segment, 0x3FFFFFFF)
 
 
 def test_a_partition_can_be_split_right_behind_a_merge_and_old_stamps_are_strays_in_both() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.fetch.logical_record import read_headers
+from kpsplit.consumer.fetch.record_filter import read_headers
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 
 from kpsplit.clock import Deadline
-from kpsplit.control.runner import Retirement
+from kpsplit.control.retirement import Retirement
 from kpsplit.errors import (
     AuthorizationError,
     ConflictError,

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaException, Message, TopicPartition
 
 from kpsplit.clock import Deadline
+from kpsplit.consumer.run import runner
 from kpsplit.consumer.run.handlers import Output
-from kpsplit.consumer.run.lanes import Lane
-from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.lanes import Lane, Outbox
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
@@ -329,7 +329,8 @@ def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
 
     def position() -> list[int | None]:
         parts, mark = [TopicPartition(TOPIC, 0)], world.buffer.mark()
-        return world.engine.ask(lambda: calls.positions(parts, mark)).result(10)
+        found = world.engine.ask(lambda: calls.positions(parts, mark)).result(10)
+        return [None if p.offset == OFFSET_INVALID else p.offset for p in found]
 
     assert position() == [None]
     before = scene.attach(scene.attached)
@@ -337,3 +338,32 @@ def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
     scene.work(3)
     assert position() == [3]
     scene.attach(before)
+
+
+def test_an_interrupt_while_the_engine_attaches_a_run_leaves_the_consumer_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at: list[Any] = ["poll buffer"]
+    jobs: list[Any] = []
+
+    def attach_there(engine: Any, new: Any) -> Any:
+        before, at[0] = at[0], new
+        return before
+
+    def call(job: Any) -> Any:
+        """Ctrl-C comes before the first answer; the engine does everything in order all the same, later."""
+        jobs.append(job)
+        if len(jobs) == 1:
+            raise KeyboardInterrupt
+
+    buffer = SimpleNamespace(ask_attention=lambda: None, processed=lambda: None, attended=lambda: None)
+    engine = SimpleNamespace(slots=SimpleNamespace(sink=buffer), call=call)
+    consumer = SimpleNamespace(_buffer=buffer, _running=lambda: SimpleNamespace(engine=engine))
+    monkeypatch.setattr(runner, "attach", attach_there)
+    workers: Any = SimpleNamespace(start=lambda: None)
+    run = runner._Run(consumer, WorkQueue(1, BUFFER, Judge(Stop())), workers, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.run("the run")  # type: ignore[arg-type]
+    for job in jobs:
+        job()
+    assert at == ["poll buffer"]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.run.lanes import Lane, LaneScheduler
+from kpsplit.consumer.run.lanes import Lane
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.reading import Cursor
-from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, start
+from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, Lanes, batch, keys_in, start
 
 LOW, HIGH = WHOLE.split_evenly(2)
 A, B = keys_in(LOW, 1)[0], keys_in(HIGH, 1)[0]
 
 
-def scheduler(wanted: int = 2, lane_bytes: int = 1 << 20) -> LaneScheduler:
-    made = LaneScheduler(wanted, lane_bytes)
+def scheduler(wanted: int = 2, lane_bytes: int = 1 << 20) -> Lanes:
+    made = Lanes(wanted, lane_bytes)
     start(made)  # type: ignore[arg-type]
     return made
 
 
-def take(lanes: LaneScheduler) -> Lane:
+def take(lanes: Lanes) -> Lane:
     lane = lanes.next()
     assert lane is not None
     return lane
 
 
-def positions(lanes: LaneScheduler, slot: OwnedSlot = WHOLE_SLOT) -> dict[KeyRange, dict[int, int]]:
+def positions(lanes: Lanes, slot: OwnedSlot = WHOLE_SLOT) -> dict[KeyRange, dict[int, int]]:
     return {c.range: dict(c.positions) for c in lanes.cursor(slot)}
 
 
@@ -72,14 +72,14 @@ def test_neighbouring_lanes_that_stand_alike_are_one_piece() -> None:
 
 
 def test_before_anything_was_read_a_slot_stands_where_it_started() -> None:
-    lanes = LaneScheduler(4, 1 << 20)
+    lanes = Lanes(4, 1 << 20)
     lanes.taken(WHOLE_SLOT, Cursor(WHOLE, {0: 7}))
     assert positions(lanes) == {WHOLE: {0: 7}}
 
 
 def test_an_empty_batch_moves_the_slots_that_it_was_read_for_and_no_other() -> None:
     slots = OwnedSlot(PARENT, 0, 2), OwnedSlot(PARENT, 1, 2)
-    lanes = LaneScheduler(4, 1 << 20)
+    lanes = Lanes(4, 1 << 20)
     start(lanes, *slots)  # type: ignore[arg-type]
     lanes.offer(batch([], start=5, slots=slots[:1]))
     assert positions(lanes, slots[0]) == {LOW: {0: 5}}
@@ -187,7 +187,7 @@ def test_a_lane_is_backpressured_from_its_share_on_until_half_of_it_is_worked_of
 
 def test_a_slot_is_divided_further_when_others_have_left() -> None:
     slots = [OwnedSlot(PARENT, i, 8) for i in range(8)]
-    lanes = LaneScheduler(8, 1 << 20)
+    lanes = Lanes(8, 1 << 20)
     start(lanes, *slots)  # type: ignore[arg-type]
     keys = keys_in(slots[0].range, 50)
     lanes.offer(batch(keys, slots=tuple(slots)))
@@ -239,3 +239,18 @@ def test_giving_back_what_nobody_works_on_is_an_error() -> None:
     lanes.done(lane)
     with pytest.raises(InvariantError):
         lanes.done(lane)
+
+
+def test_a_batch_that_was_taken_halfway_keeps_no_range_from_being_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lanes = scheduler(lane_bytes=10)
+    lanes.prepare(PARENT)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(lanes, "_ready_again", raising)
+        lanes.offer(batch([A]))
+    assert not lanes.backpressured_ranges()
+
+
+def raising(lane: Lane) -> int:
+    raise MemoryError

@@ -9,12 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.commit.payload import CommitPayloadError
-from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.commit.writes import CommitPayloadError, Processed
 from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
-from kpsplit.consumer.run.lanes import Lane
-from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.lanes import Lane, Outbox
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
@@ -54,7 +52,7 @@ def processed(on: WorkQueue, mode: Mode = Mode.SLOTS, slot: OwnedSlot = WHOLE_SL
 
 
 def written(on: WorkQueue, commit: list[Processed]) -> list[bytes | str | None]:
-    return [output.value for output in on.covered(commit).outputs()]
+    return [output.value for kept in on.covered(commit) for output in kept.outputs]
 
 
 def test_outputs_of_a_lane_go_along_although_another_lane_is_behind() -> None:
@@ -76,7 +74,7 @@ def test_what_was_processed_after_a_commit_was_put_together_waits_for_the_next()
     done(here, take(here))
     done(here, take(here))
     transfer = here.covered(commit)
-    assert [output.value for output in transfer.outputs()] == [b"0"]
+    assert [output.value for kept in transfer for output in kept.outputs] == [b"0"]
     here.committed(transfer)
     assert sorted(written(here, processed(here))) == [b"1", b"2"]  # type: ignore[type-var]
 
@@ -173,17 +171,17 @@ def test_a_full_outbox_still_gives_out_the_lane_that_one_offset_for_all_keys_wai
     assert nothing_to_take(here), "a commit may make room"
     commit = processed(here, Mode.PLAIN)
     woken.clear()
-    assert not here.covered(commit).taken
+    assert not here.covered(commit)
     assert woken, "of those that sleep one can work now, if the lane has rested"
     assert nothing_to_take(here), "what is given out must not be ahead of the slowest lane"
-    assert here.try_again(resting) == 1
+    assert here.scheduler.unpark(resting) == 1
     assert take(here) is resting
     assert nothing_to_take(here)
     here.wants_commit()
     here.done(resting)
     assert here.wants_commit(), "now there is something to be covered"
     transfer = here.covered(processed(here, Mode.PLAIN))
-    assert transfer.taken
+    assert transfer
     assert nothing_to_take(here), "that commit will make room"
     here.committed(transfer)
     assert [take(here).record.offset(), take(here).record.offset()] == [2, 3]
@@ -197,9 +195,9 @@ def test_a_commit_that_makes_too_little_room_does_not_end_all_work() -> None:
     done(here, take(here), b"x" * ROOM)
     here.scheduler.park(slow)
     transfer = here.covered(processed(here, Mode.PLAIN))
-    assert transfer.taken
+    assert transfer
     here.committed(transfer)
-    here.try_again(slow)
+    here.scheduler.unpark(slow)
     assert take(here) is slow
 
 

@@ -12,12 +12,11 @@ import pytest
 import tenacity
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.run.outputs import LettersInTransactions
+from kpsplit.consumer.run.outputs import letter_as_output
 from kpsplit.consumer.run.policies import HandlerError, Judge, Policy, Retry, Stop
-from kpsplit.consumer.run.remote import RemoteError, RemoteHandler, WorkerDiedError, packed
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.run.workers import ProcessWorkers
-from kpsplit.errors import ConfigurationError
+from kpsplit.consumer.run.workers import ProcessWorkers, RemoteError, RemoteHandler, WorkerDiedError, packed
+from kpsplit.errors import ConfigurationError, UsageError
 from tests.unit import run_handlers
 from tests.unit.lane_samples import FIRST, PATIENCE, WHOLE_SLOT, batch, eventually, record, start
 
@@ -43,7 +42,7 @@ def remote() -> Iterator[Callable[..., RemoteHandler]]:
 
 def team(handler: Callable[[Any], Any], policy: Policy) -> tuple[WorkQueue, ProcessWorkers]:
     work_queue = WorkQueue(1, 1 << 20, Judge(policy))
-    workers = ProcessWorkers(work_queue, 1, packed(handler), LettersInTransactions(), transactional=False)
+    workers = ProcessWorkers(work_queue, 1, packed(handler), letter_as_output, transactional=False)
     start(work_queue)
     workers.start()
     return work_queue, workers
@@ -132,3 +131,11 @@ def test_a_handler_that_cannot_be_imported_there_is_refused(monkeypatch: pytest.
             handler.ready()
     finally:
         handler.close()
+
+
+def test_a_handler_that_has_done_nothing_yet_fails_in_a_process_as_in_a_thread(
+    remote: Callable[..., RemoteHandler],
+) -> None:
+    call = remote(run_handlers.tell)  # a generator: it runs only where its outputs are wanted
+    with pytest.raises(UsageError, match="nothing was done yet"):
+        call(record(FIRST, 0, b"k"))

@@ -13,8 +13,8 @@ import tenacity
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
-from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.outputs import LettersInTransactions
+from kpsplit.consumer.run.lanes import Outbox
+from kpsplit.consumer.run.outputs import letter_as_output
 from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Policy, Retry, Skip, Stop
 from kpsplit.consumer.run.work_queue import LANE_SHARE, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ThreadWorkers
@@ -35,7 +35,7 @@ class Team:
     def __init__(
         self, kind: str, count: int, handle: Callable[[Any], None], policy: Policy, letters: Any
     ) -> None:
-        outbox = Outbox(BUFFER) if isinstance(letters, LettersInTransactions) else None
+        outbox = Outbox(BUFFER) if letters is letter_as_output else None
         self.work_queue = WorkQueue(count, BUFFER, Judge(policy), outbox)
         if kind == "threads":
             self.workers: Any = ThreadWorkers(
@@ -57,11 +57,9 @@ class Team:
         return bool(self.workers.join(Deadline(PATIENCE)))
 
 
-class NoLetters:
+def no_letters(message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
     """A dead-letter topic that takes nothing."""
-
-    def deliver(self, message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
-        raise KpsplitError(f"could not write to {topic}")
+    raise KpsplitError(f"could not write to {topic}")
 
 
 @pytest.fixture(params=["threads", "tasks"])
@@ -74,7 +72,7 @@ def team(request: pytest.FixtureRequest) -> Any:
         policy: Policy | None = None,
         letters: Any = None,
     ) -> Team:
-        made = Team(request.param, count, handle, policy or Stop(), letters or LettersInTransactions())
+        made = Team(request.param, count, handle, policy or Stop(), letters or letter_as_output)
         teams.append(made)
         return made
 
@@ -218,7 +216,7 @@ def test_a_dead_letter_counts_as_processed_and_one_that_cannot_be_written_ends_t
     written.work_queue.offer(batch([A]))
     eventually(lambda: written.work_queue.stats().dead_letters == 1, "the letter")
     assert [c.positions for c in written.work_queue.cursor(WHOLE_SLOT)] == [{0: 1}]
-    refused = team(1, handle, DeadLetter("letters"), NoLetters())
+    refused = team(1, handle, DeadLetter("letters"), no_letters)
     refused.work_queue.offer(batch([A]))
     assert refused.work_queue.over.wait(PATIENCE)
     assert refused.end()
@@ -256,7 +254,7 @@ def test_of_a_full_lane_nothing_more_is_read_and_it_is_named() -> None:
     work_queue.offer(batch([A] * 2, start=3, value=b"x" * size))
     assert work_queue.waiting_bytes() < BUFFER, "the rest is for the others"
     [(parent, [range_])] = work_queue.backpressured().items()
-    assert work_queue.stats().crowded == (f"{parent} {range_}",)
+    assert work_queue.stats().backpressured == (f"{parent} {range_}",)
 
 
 def test_workers_that_find_nothing_sleep_until_records_come() -> None:
@@ -264,7 +262,7 @@ def test_workers_that_find_nothing_sleep_until_records_come() -> None:
     seen = threading.Event()
     work_queue = WorkQueue(2, BUFFER, Judge(Stop()))
     workers = ThreadWorkers(
-        work_queue, [synchronous(lambda _: seen.set(), transactional=False)] * 2, LettersInTransactions()
+        work_queue, [synchronous(lambda _: seen.set(), transactional=False)] * 2, letter_as_output
     )
     takes = 0
     take = work_queue.take
@@ -322,15 +320,26 @@ def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
 ) -> None:
     work_queue = WorkQueue(2, BUFFER, Judge(policy), Outbox(BUFFER))
     call = asynchronous(cancelling(how), transactional=False)
-    workers = CoroutineWorkers(work_queue, 2, call, LettersInTransactions())
+    workers = CoroutineWorkers(work_queue, 2, call, letter_as_output)
     start(work_queue)
     workers.start()
     work_queue.offer(batch([A]))
-    eventually(lambda: not work_queue.stats().busy and not work_queue.stats().parked, "the failure")
+
+    def worker_ended() -> bool:
+        return any(task.done() for task in workers._tasks)
+
+    def at_rest() -> bool:
+        return not work_queue.stats().busy and not work_queue.stats().parked
+
+    eventually(lambda: worker_ended() or at_rest(), "the failure")
     work_queue.offer(batch([A, B, A, B], start=1))
-    eventually(lambda: [c.positions for c in work_queue.cursor(WHOLE_SLOT)] == [{0: 5}], "all records")
+    everything = [{0: 5}]
+    eventually(
+        lambda: worker_ended() or [c.positions for c in work_queue.cursor(WHOLE_SLOT)] == everything,
+        "all records",
+    )
+    assert not worker_ended()
     assert work_queue.stats().failures == (how != "cancels the others")
-    assert not any(task.done() for task in workers._tasks)
     work_queue.end()
     assert workers.join(Deadline(PATIENCE))
     assert work_queue.error is None
@@ -339,7 +348,7 @@ def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
 def test_a_handler_that_is_cancelled_by_itself_ends_the_run_where_failures_do() -> None:
     work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
     workers = CoroutineWorkers(
-        work_queue, 1, asynchronous(cancelling("raises"), transactional=False), LettersInTransactions()
+        work_queue, 1, asynchronous(cancelling("raises"), transactional=False), letter_as_output
     )
     start(work_queue)
     workers.start()
@@ -348,3 +357,19 @@ def test_a_handler_that_is_cancelled_by_itself_ends_the_run_where_failures_do() 
     assert isinstance(work_queue.error, HandlerError)
     assert isinstance(work_queue.error.__cause__, CancelledError)
     assert workers.join(Deadline(PATIENCE))
+
+
+def test_whoever_wakes_workers_whose_loop_has_just_ended_is_not_hurt(monkeypatch: pytest.MonkeyPatch) -> None:
+    work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
+    workers = CoroutineWorkers(
+        work_queue, 1, asynchronous(cancelling("raises"), transactional=False), letter_as_output
+    )
+    start(work_queue)
+    workers.start()
+    work_queue.end()
+    assert workers.join(Deadline(PATIENCE))
+    # What a thread has seen that looked a moment before.
+    monkeypatch.setattr(workers._loop, "is_closed", lambda: False)
+    monkeypatch.setattr(workers._thread, "is_alive", lambda: True)
+    work_queue.offer(batch([A]))
+    workers.abandon()

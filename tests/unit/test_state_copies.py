@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from kpsplit.consumer.state.follower import Copy
-from kpsplit.consumer.state.marker import RestoreMarker, RestoreStart
 from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.storage import RestoreMarker
 
 EVERY = 60_000
 
 
 def copy_at(position: int, end: int) -> Copy:
-    start = RestoreStart(RestoreMarker("id", position, as_of_ms=1000), None)
-    return Copy.begin(SlotId("orders", 0, 0, 1), None, "changelog", start, end, asked_ms=5000)
+    marker = RestoreMarker("id", position, as_of_ms=1000)
+    return Copy(SlotId("orders", 0, 0, 1), None, ("changelog", 0), marker, end, asked_ms=5000)
 
 
 def test_a_copy_is_restored_when_it_has_read_what_there_was_when_the_slot_was_taken() -> None:

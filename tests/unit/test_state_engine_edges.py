@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def test_a_try_that_fails_leaves_nothing_and_the_next_counts_once(scene: Scene) 
     scene.try_(lane)
     scene.work_queue.failed(lane, ValueError())
     with scene.work_queue.lock:
-        scene.work_queue.try_again(lane)
+        scene.work_queue.scheduler.unpark(lane)
     scene.work(1)
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 1}
@@ -204,6 +205,40 @@ def test_after_a_refused_commit_state_waits_for_the_next(scene: Scene) -> None:
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 1}
     assert scene.store.told[-4:] == ["write", "aborted", "write", "committed"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KpsplitError("closed")])
+@pytest.mark.parametrize("outputs", [True, False])
+def test_state_of_a_commit_that_could_not_be_sent_waits_for_the_next(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception, outputs: bool
+) -> None:
+    """And whoever waits for the commit gets an answer."""
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    scene.work(1)
+    committer, offsets = scene.world.engine.committer, scene.world.group_offsets
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    payload = SimpleNamespace(write=lambda *_: None, committed=lambda: None, aborted=lambda: None)
+    participant: Any = SimpleNamespace(payload=fail, keeps=lambda _: False)
+    offsets.commit_with_outputs = lambda *given: given[-1].write(None, None)  # type: ignore[attr-defined]
+    with monkeypatch.context() as broken:
+        if outputs:
+            broken.setattr(committer, "participant", participant)
+        else:
+            broken.setattr(committer._executor, "ask", fail)
+        with pytest.raises(KafkaException, match="MemoryError|closed"):
+            scene.commit()
+    if outputs:
+        participant.payload = lambda _: payload
+        monkeypatch.setattr(committer, "participant", participant)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+    assert scene.store.told[-3:] == ["aborted", "write", "committed"]
+    committer.participant = None
 
 
 def test_a_commit_of_an_older_generation_is_repeated_with_the_same_state(scene: Scene) -> None:

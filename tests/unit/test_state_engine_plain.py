@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -25,6 +27,7 @@ from tests.unit.state_fakes import Store, count
 
 PARENT = PhysicalPartition("plain", 0)
 SLOT = OwnedSlot(PARENT, 0, 1)
+ENROLLED = OwnedSlot(PhysicalPartition("orders", 0), 0, 1)
 CURSORS = {SLOT: (Cursor(WHOLE, {0: 7}),)}
 
 
@@ -44,9 +47,9 @@ class Member:
         assert self.slots.restored(self.assigned)
         settings: Any = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
         self.group: Any = SimpleNamespace(commit=self._commit)
-        executor: Any = SimpleNamespace(run=self._run)
+        self.executor: Any = SimpleNamespace(run=self._run)
         events: Any = None
-        self.committer = Committer(settings, self.slots, self.group, executor, events)
+        self.committer = Committer(settings, self.slots, self.group, self.executor, events)
         count(self.store.owned[SlotId.of(SLOT)], b"k")
 
     def _run(self, job: Callable[[], Any]) -> Future[Any]:
@@ -130,6 +133,50 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     committer.turn()
     assert isinstance(asked.exception(0), KafkaException)
     assert member.assigned.stage is SlotStage.WANTED
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KpsplitError("closed")])
+def test_state_that_could_not_even_be_flushed_waits_for_the_next_commit(error: Exception) -> None:
+    """And whoever waits for the commit gets an answer."""
+    member, asked = Member(), Future[Any]()
+    given = member.executor.run
+    member.executor.run = mock.Mock(side_effect=error)
+    member.committer.ask(CURSORS, asked)
+    with suppress(MemoryError):
+        member.committer.turn()
+    member.committer.turn()
+    assert isinstance(asked.exception(0), KafkaException)
+    member.executor.run = given
+    again: Future[Any] = Future()
+    member.committer.ask(CURSORS, again)
+    member.committer.turn()
+    member.work()
+    member.committer.turn()
+    assert again.exception(0) is None
+    assert member.store.saved() == {b"k": 1}
+
+
+def test_what_was_sent_before_the_rest_of_a_commit_failed_is_followed_and_the_call_is_refused() -> None:
+    """A transaction for slots and an ordinary commit: the first is under way when the second raises."""
+    member, asked = Member(), Future[Any]()
+    enrolled = AssignedSlot(ENROLLED, ENROLLED.parent, Mode.SLOTS, SlotStage.READING)
+    member.slots.add([enrolled])
+    cursors = {**CURSORS, ENROLLED: (Cursor(WHOLE, {0: 3}),)}
+    sent: Future[None] = Future()
+    member.executor.ask = lambda _: sent
+    member.executor.run = mock.Mock(side_effect=MemoryError)
+    member.group.memberid = member.group.metadata = lambda: None
+    member.committer.settings.group = "g"
+    member.committer.ask(cursors, asked)
+    with pytest.raises(MemoryError):
+        member.committer.turn()
+    member.committer.turn()
+    assert not asked.done(), "the transaction is not over"
+    sent.set_result(None)
+    member.committer.turn()
+    assert isinstance(asked.exception(0), KafkaException)
+    assert enrolled.committed == cursors[ENROLLED]
+    assert member.assigned.committed == ()
 
 
 def test_a_text_goes_with_its_offset_until_the_slot_is_dropped() -> None:

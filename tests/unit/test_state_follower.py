@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.state import follower as module
-from kpsplit.consumer.state.changelog import headers_for
+from kpsplit.consumer.state.changelog import HEADER, headers_for
 from kpsplit.consumer.state.follower import Follower
-from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker
-from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.errors import KpsplitError
+from kpsplit.consumer.state.storage import ChangelogFacts, RestoreMarker
+from kpsplit.consumer.state.store import StateStore
+from kpsplit.errors import FutureVersionError, KpsplitError
 from tests.unit.lane_samples import eventually
 from tests.unit.state_fakes import Disk
 
@@ -47,6 +49,9 @@ class Logs:
 
     def __init__(self) -> None:
         self.length = 0
+        self.headers: list[tuple[str, str | bytes | None]] = []
+        self.refuses = False
+        """The client refuses every change of its assignment."""
         self._due: deque[Message] = deque()
 
     # a connection, a consumer
@@ -54,7 +59,16 @@ class Logs:
     def open_reader(self, *_: Any, **__: Any) -> Logs:
         return self
 
+    def _check(self) -> None:
+        if self.refuses:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    def unassign(self) -> None:
+        self._check()
+        self._due.clear()
+
     def incremental_assign(self, parts: Sequence[TopicPartition]) -> None:
+        self._check()
         for part in parts:
             slot = SlotId("orders", 0, part.partition, 4)
             self._due.extend(
@@ -64,12 +78,13 @@ class Logs:
                     offset=offset,
                     key=b"k",
                     value=b"%d" % offset,
-                    headers=headers_for(slot),
+                    headers=self.headers or headers_for(slot),
                 )
                 for offset in range(part.offset, self.length)
             )
 
     def incremental_unassign(self, parts: Sequence[TopicPartition]) -> None:
+        self._check()
         gone = {part.partition for part in parts}
         self._due = deque(m for m in self._due if m.partition() not in gone)
 
@@ -143,3 +158,54 @@ def test_a_warm_copy_that_cannot_be_stored_for_a_while_is_kept_and_goes_on(scene
     eventually(lambda: scene.follower.last_error, "the disk's error")
     scene.disk.broken = False
     eventually(lambda: scene.disk.get(OTHER, b"k") == b"2", "the copy")
+
+
+def test_after_an_internal_error_whoever_waits_hears_of_it_and_the_thread_goes_on(scene: Scene) -> None:
+    scene.logs.length = 3
+    scene.logs.refuses = True
+    refused = scene.take(SLOT)
+    eventually(lambda: refused.error, "the internal error")
+    scene.logs.refuses = False
+    again = scene.take(SLOT)
+    eventually(lambda: again.marker, "the slot")
+
+
+def test_a_record_of_a_newer_version_ends_the_restoration_and_garbage_does_not(scene: Scene) -> None:
+    scene.logs.length = 3
+    scene.logs.headers = [(HEADER, b"\x01")]
+    owned = scene.take(SLOT)
+    eventually(lambda: owned.marker, "the slot")
+    assert scene.follower.counts["garbage"] == 3
+    scene.logs.headers = [(HEADER, b"\x02new")]
+    refused = scene.take(OTHER)
+    eventually(lambda: refused.error, "the refusal")
+    assert isinstance(refused.error, FutureVersionError)
+
+
+def test_a_warm_copy_that_was_given_up_is_followed_again_when_the_group_is_as_before(
+    scene: Scene, tmp_path: Path
+) -> None:
+    store = StateStore(tmp_path / "state", group="g", standbys=1)
+    store._follower, group = scene.follower, {"another": [SLOT]}
+    scene.logs.length = 3
+    store.assigned(group, "me")
+    eventually(lambda: scene.follower.warm() == {SLOT: 3}, "the copy")
+    gone = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    scene.logs._due.append(Message(error=gone, topic=LOG, partition=0, offset=3))
+    eventually(lambda: not scene.follower.following(), "the error")
+    scene.logs.length = 9
+    store.assigned(group, "me")
+    assert scene.follower.following() == {SLOT}
+    eventually(lambda: scene.follower.warm() == {SLOT: 9}, "the copy again")
+
+
+def test_a_warm_copy_that_is_followed_is_not_begun_anew_each_time_the_group_is_looked_at(
+    scene: Scene, tmp_path: Path
+) -> None:
+    store = StateStore(tmp_path / "state", group="g", standbys=1)
+    store._follower, group = scene.follower, {"another": [SLOT]}
+    for _ in range(2):
+        store.assigned(group, "me")
+        eventually(lambda: SLOT in scene.follower.warm(), "the copy")
+        store.assigned(group, "me")
+        assert not scene.follower._orders

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.consumer.state.changelog import HEADER, check_record, headers_for
-from kpsplit.consumer.state.slots import SlotId, changelog_topic, successor
+from kpsplit.consumer.state.slots import SlotId, changelog_topic
+from kpsplit.consumer.state.storage import successor
 from kpsplit.errors import CheckFailedError, FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.records.keys import is_topic_name
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker, Wiped, start_from
+from kpsplit.consumer.state.storage import ChangelogFacts, RestoreMarker, Wiped, start_from
 
 NOW = 10_000_000
 LOG = ChangelogFacts("topic-id", low=10, high=100, delete_retention_ms=1000)
 
 
 def test_a_slot_without_local_state_is_restored_from_the_start_of_the_log() -> None:
-    start = start_from(None, LOG, NOW)
-    assert (start.marker, start.wiped) == (RestoreMarker("topic-id", 10, NOW), None)
+    assert start_from(None, LOG, NOW) == (RestoreMarker("topic-id", 10, NOW), None)
 
 
 def test_a_copy_that_belongs_to_the_log_is_continued_where_it_is() -> None:
     marker = RestoreMarker("topic-id", 60, NOW - 1)
-    start = start_from(marker, LOG, NOW)
-    assert start.marker is marker
-    assert start.wiped is None
+    assert start_from(marker, LOG, NOW) == (marker, None)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +32,12 @@ def test_a_copy_that_belongs_to_the_log_is_continued_where_it_is() -> None:
 def test_a_copy_that_does_not_belong_to_the_log_is_wiped_and_restored_from_the_start(
     marker: RestoreMarker, reason: Wiped
 ) -> None:
-    assert start_from(marker, LOG, NOW).wiped is reason
-    assert start_from(marker, LOG, NOW).marker == RestoreMarker("topic-id", 10, NOW)
+    assert start_from(marker, LOG, NOW) == (RestoreMarker("topic-id", 10, NOW), reason)
 
 
 def test_an_old_copy_that_has_missed_nothing_is_kept_however_old_it_is() -> None:
-    assert start_from(RestoreMarker("topic-id", 100, 0), LOG, NOW).wiped is None
+    marker = RestoreMarker("topic-id", 100, 0)
+    assert start_from(marker, LOG, NOW) == (marker, None)
 
 
 def test_a_marker_is_read_back_as_it_was_written() -> None:

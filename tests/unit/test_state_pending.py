@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.consumer.commit.writes import RecordPlace
-from kpsplit.consumer.state.pending import Covers, Pending
+from kpsplit.consumer.state.slot_state import Covers, Pending
 from kpsplit.errors import ConflictError
 
 

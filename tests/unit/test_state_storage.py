@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.state.storage import Storage
+from kpsplit.consumer.state.storage import RestoreMarker, Storage
 from kpsplit.errors import ConfigurationError, ConflictError, FutureVersionError
 
 SLOT, NEXT = SlotId("orders", 3, 1, 4), SlotId("orders", 3, 2, 4)

@@ -6,15 +6,24 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kpsplit.consumer.commit.writes import RecordPlace
-from kpsplit.consumer.state.marker import RestoreMarker
-from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, SlotView, Work, WorkAttempt
+from kpsplit.consumer.state.slot_state import (
+    BYTES,
+    JSON,
+    TEXT,
+    UNSIGNED,
+    OwnedState,
+    SlotGoneError,
+    SlotView,
+    Work,
+    WorkAttempt,
+)
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.state.storage import Storage
+from kpsplit.consumer.state.storage import RestoreMarker, Storage
 from kpsplit.errors import ConflictError, UsageError
 
 SLOT, OTHER = SlotId("orders", 0, 0, 2), SlotId("orders", 0, 1, 2)
@@ -131,7 +140,7 @@ def test_a_slot_that_is_gone_refuses_everything_and_drops_what_is_under_way(
     for call in (lambda: state.get(b"k"), lambda: state.put(b"k", b"v"), lambda: list(state.items())):
         with pytest.raises(SlotGoneError, match="orders/0#0of2"):
             call()
-    assert states[SLOT].pending_bytes == 0
+    assert states[SLOT].pending.bytes == 0
 
 
 def test_a_slot_that_is_being_restored_refuses(states: dict[SlotId, OwnedState], view: View) -> None:
@@ -196,7 +205,7 @@ def test_a_task_that_outlives_its_handler_cannot_write(view: View, states: dict[
             await (await handle())
 
     asyncio.run(both())
-    assert states[SLOT].pending_bytes == 0
+    assert states[SLOT].pending.bytes == 0
 
 
 def test_a_unit_inside_a_try_counts_with_the_try(view: View, states: dict[SlotId, OwnedState]) -> None:
@@ -226,7 +235,7 @@ def test_a_unit_of_another_slot_inside_a_unit_is_refused(
     with pytest.raises(UsageError, match="cannot be written"), Work(states[SLOT]):
         with Work(states[OTHER]) as inner:
             inner.write(b"k", b"v")
-    assert view(OTHER).get(b"k") is None and not states[OTHER].waits
+    assert view(OTHER).get(b"k") is None and not states[OTHER].pending
 
 
 def test_a_view_made_in_a_unit_belongs_to_it_in_other_threads_too(states: dict[SlotId, OwnedState]) -> None:
@@ -237,11 +246,34 @@ def test_a_view_made_in_a_unit_belongs_to_it_in_other_threads_too(states: dict[S
             pool.submit(mine.put, b"k", b"v").result()
             assert mine.get(b"k") == b"v"
             raise ZeroDivisionError
-    assert owned.get(b"k") is None and not owned.waits
+    assert owned.get(b"k") is None and not owned.pending
     with pytest.raises(UsageError, match="returned already"):
         mine.put(b"k", b"late")
 
 
 def test_an_empty_key_waits_as_any_other(states: dict[SlotId, OwnedState], view: View) -> None:
     view(SLOT).delete(b"")
-    assert states[SLOT].waits
+    assert states[SLOT].pending
+
+
+class Written(dict[bytes, bytes | None]):
+    """What a unit has written, while another of its threads writes on."""
+
+    def items(self) -> Any:
+        for item in super().items():
+            yield item
+            self[b"meanwhile"] = b"v"
+
+
+def test_a_unit_may_be_walked_while_its_other_threads_write(states: dict[SlotId, OwnedState]) -> None:
+    own = Written({b"a": b"1", b"b": b"2"})
+    assert list(states[SLOT].items(b"", None, own)) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_a_unit_does_not_swallow_what_is_written_to_the_same_slot_of_another_store(
+    view: View, states: dict[SlotId, OwnedState]
+) -> None:
+    elsewhere = OwnedState(SLOT, states[SLOT]._storage)
+    elsewhere.marker = RestoreMarker("id", 0, 0)
+    with Work(elsewhere), pytest.raises(UsageError, match="may not write"):
+        view(SLOT).put(b"k", b"v")

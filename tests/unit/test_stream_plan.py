@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import IsolationLevel
 
-from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
+from kpsplit.spark_jobs.streaming import planner
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
+    Query,
     SegmentStretch,
     StreamOffset,
     StreamPosition,
@@ -90,19 +94,17 @@ def test_no_more_than_the_stable_part_of_a_closed_segment_is_read() -> None:
 
 def test_what_retention_took_is_told_and_the_rest_is_kept() -> None:
     stretch = SegmentStretch(SPLIT.get(0), 100, 900)
-    kept, lost = without_lost([stretch], {PARENT: 400}, {})
+    kept, lost = without_lost(LIFE.split, [stretch], {PARENT: 400}, {})
     assert extents(kept) == [(0, 400, 900)]
-    assert [str(x) for x in lost] == [
-        "segment 0: offsets 100 to 399 of orders/3 are gone (retention removed them)"
-    ]
-    assert without_lost([stretch], {PARENT: 100}, {}) == ([stretch], [])
-    kept, lost = without_lost([stretch], {PARENT: 4000}, {})
-    assert not kept and extents(x.stretch for x in lost) == [(0, 100, 900)]
+    assert [str(x) for x in lost] == ["segment 0: offsets 100 to 399 of orders/3: retention removed them"]
+    assert without_lost(LIFE.split, [stretch], {PARENT: 100}, {}) == ([stretch], [])
+    kept, lost = without_lost(LIFE.split, [stretch], {PARENT: 4000}, {})
+    assert not kept and extents(lost) == [(0, 100, 900)]
 
 
 def test_a_sub_topic_that_is_gone_is_lost_as_a_whole() -> None:
     stretch = SegmentStretch(SPLIT.get(2), 3, 9)
-    kept, lost = without_lost([stretch], {}, {stretch.segment.source: GapReason.RETIRED})
+    kept, lost = without_lost(LIFE.split, [stretch], {}, {stretch.segment.source: GapReason.RETIRED})
     assert not kept and [x.reason for x in lost] == [GapReason.RETIRED]
 
 
@@ -128,3 +130,39 @@ def test_an_offset_that_is_newer_or_damaged_is_refused(damage, error) -> None:
     good = StreamOffset("orders", {3: StreamPosition(2, Cursor(WHOLE, {4: 1200}))}).as_json()
     with pytest.raises(error):
         StreamOffset.parse(good | damage)
+
+
+@pytest.mark.parametrize(
+    ("high", "why"),
+    [(900, "has to read of it: the log ends before the segment does"), (1001, None)],
+    ids=["cut off", "held up"],
+)
+def test_a_closed_segment_whose_log_ends_before_it_ends_the_query_and_an_open_transaction_does_not(
+    monkeypatch, high, why
+) -> None:
+    """The rest is never there: without that the query would wait for it for ever."""
+    state = LIFE.split
+    first = state.lineage.get(0)
+    assert first.end == 1000
+
+    class Cluster:
+        def end_offsets(self, logs, isolation=IsolationLevel.READ_UNCOMMITTED):
+            committed = isolation is IsolationLevel.READ_COMMITTED
+            return {log: SimpleNamespace(offset=900 if committed else high) for log in logs}
+
+        def certain(self, topics, _):
+            return {topic: SimpleNamespace(topic_id=state.topic_id) for topic in topics}
+
+    tail = SimpleNamespace(read_to_end=lambda _: None, view=SimpleNamespace(state=lambda _: state))
+    monkeypatch.setattr(planner, "ClusterAdmin", lambda _: Cluster())
+    monkeypatch.setattr(planner, "ControlTail", lambda _: tail)
+    query = Query({}, PARENT.topic, (PARENT.partition,), 60.0, "earliest", None, True)
+    cluster = planner.ClusterSnapshot(None, query)
+    cursors = {PARENT.partition: Cursor(WHOLE, {0: 900})}
+    cluster.frontiers(cursors)
+    cluster.short_patience = 0.0
+    if why is None:
+        cluster.frontiers(cursors)
+    else:
+        with pytest.raises(KpsplitError, match=why):
+            cluster.frontiers(cursors)

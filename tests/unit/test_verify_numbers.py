@@ -12,20 +12,25 @@ from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification.checks import uncertified_findings
-from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SegmentSpan, SequenceBlock
-from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
-from kpsplit.spark_jobs.verification.sequence_checks import (
-    Decider,
-    Holes,
+from kpsplit.spark_jobs.verification.counts import (
+    BLOCK,
+    Bucket,
     Run,
-    at_most,
+    SegmentSpan,
+    SequenceBlock,
     common,
-    holes,
-    incomplete,
     joined,
     minus,
-    reaching_beyond,
     split_at,
+)
+from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.sequences import (
+    Decider,
+    Holes,
+    at_most,
+    holes,
+    incomplete,
+    reaching_beyond,
     split_at_the_cut,
 )
 from kpsplit.spark_jobs.verification.start import (

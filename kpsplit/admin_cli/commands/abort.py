@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand, can_be_aborted, none_found, the_only_one
-from kpsplit.admin_cli.options import yes_option
-from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.admin_cli.call import Call, VerbCommand, can_be_aborted, the_only_one
+from kpsplit.admin_cli.options import PARTITION, yes_option
+from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -27,7 +27,8 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
     if partition is None:
         partition = the_only_one(call, "abort", can_be_aborted, yes)
     if partition is None:
-        none_found(call, "no operation is under way that can be rolled back")
+        nothing = "no operation is under way that can be rolled back"
+        call.show({"result": None}, lambda console: console.print(nothing))
         return
     call.confirm(f"Abort the operation on {partition}?", yes)
     with call.operations() as operations:
@@ -35,7 +36,7 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
             outcome = operations.abort(partition, reason[:1000], progress)
         state = operations.view().state(partition)
     if outcome is None or state is None:
-        nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
-        call.show(nothing, lambda console: console.print(f"{partition}: no operation is under way"))
+        data = {**place_json(partition), "result": None}
+        call.show(data, lambda console: console.print(f"{partition}: no operation is under way"))
     else:
         call.show(outcome_json(outcome, state), lambda console: show_outcome(outcome, state, console))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.param_types import PRINTABLE, TOPIC
+from kpsplit.admin_cli.options import PRINTABLE, TOPIC
 from kpsplit.splitter.records.keys import OWN_IDS
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
 

@@ -5,14 +5,14 @@ Errors are raised as KpsplitError; the main command turns them into one line and
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.param_types import DURATION
+from kpsplit.admin_cli.call import print_json
+from kpsplit.admin_cli.options import DURATION, JSON, TABLE
 from kpsplit.errors import many
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ _data = click.option(
 )
 _output = click.option(
     *("-o", "--output"),
-    default="table",
+    default=TABLE,
     show_default=True,
-    type=click.Choice(["table", "json"]),
+    type=click.Choice([TABLE, JSON]),
     help="Format of the data on stdout.",
 )
 
@@ -70,12 +70,19 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: st
         )
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     click.echo(f"starting {many(brokers, 'broker')} …", err=True)
-    announce = _print_json if output == "json" else _announce
+
+    def announce(running: RunningCluster) -> None:
+        if output == JSON:
+            print_json(_as_json(running))
+        else:
+            click.echo(running.bootstrap)
+            click.echo(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}", err=True)
+
     if detach:
         announce(start_detached(brokers, data, timeout))
         click.echo(f"kpsplit cluster down{_option(data)}    # stops it", err=True)
     else:
-        serve(brokers, data, announce=announce)
+        serve(brokers, data, timeout, announce=announce)
 
 
 @command.command()
@@ -86,8 +93,8 @@ def status(data: Path | None, output: str) -> None:
     from kpsplit.devcluster.daemon import RunningCluster, run_folder
 
     running = RunningCluster.load(run_folder(data))
-    if output == "json":
-        _print_json(running)
+    if output == JSON:
+        print_json(_as_json(running))
     elif running is None:
         click.echo("no embedded cluster is running; start one with `kpsplit cluster up`", err=True)
     else:
@@ -107,17 +114,8 @@ def down(data: Path | None, output: str) -> None:
     else:
         stop_detached(running)
         click.echo(f"stopped {many(len(running.brokers), 'broker')}", err=True)
-    if output == "json":
-        _print_json(None)
-
-
-def _announce(running: RunningCluster) -> None:
-    click.echo(running.bootstrap)
-    click.echo(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}", err=True)
-
-
-def _print_json(running: RunningCluster | None) -> None:
-    click.echo(json.dumps(_as_json(running)))
+    if output == JSON:
+        print_json(_as_json(None))
 
 
 def _option(data: Path | None) -> str:
@@ -141,12 +139,11 @@ def _as_json(running: RunningCluster | None) -> dict[str, object]:
 
 
 def _table(running: RunningCluster) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from kpsplit.admin_cli.render.console import plain_table, stdout
 
-    table = Table("broker", "port", "pid", "state", "log")
+    table = plain_table("broker", "port", "pid", "state", "log", right=("broker", "port", "pid"))
     for broker in running.brokers:
         state = "running" if broker.process.alive else "ended"
         table.add_row(str(broker.id), str(broker.port), str(broker.process.pid), state, broker.log)
-    Console().print(table)
+    stdout().print(table)
     click.echo(f"bootstrap: {running.bootstrap}")

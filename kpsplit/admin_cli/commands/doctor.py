@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.options import yes_option
-from kpsplit.admin_cli.param_types import PRINTABLE
+from kpsplit.admin_cli.options import PRINTABLE, yes_option
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import CheckFailedError, UsageError, many
 

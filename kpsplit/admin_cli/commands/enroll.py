@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.admin_cli.options import TOPIC
 from kpsplit.splitter.key_range import MAX_SLOTS
 from kpsplit.splitter.records.control import Partitioner
 

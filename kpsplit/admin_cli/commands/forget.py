@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.options import group_option, yes_option
-from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.admin_cli.options import NAME, TOPIC, yes_option
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import many
 
@@ -18,23 +17,41 @@ if TYPE_CHECKING:
 
 @click.command("forget", cls=VerbCommand)
 @click.argument("topic", type=TOPIC, metavar="TOPIC")
-@group_option
+@click.option("--group", type=NAME, metavar="NAME", help="The consumer group.")
+@click.option("--expired", is_flag=True, help="All groups that brokers know nothing of any more.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
 @yes_option
-def command(call: Call, topic: str, group: str, dry_run: bool, yes: bool) -> None:
+def command(call: Call, topic: str, group: str | None, expired: bool, dry_run: bool, yes: bool) -> None:
     """Remove what a consumer group has committed.
 
     Removes all of its commits on the topic, where the group must have no members. `kpsplit retire` no longer
     waits for it. If the group comes back, it starts as a new one.
+
+    Brokers forget a group that has had no members for offsets.retention.minutes (7 days by default); its
+    range commits stay until you remove them. --expired does so for all such groups. It takes the right to
+    describe every group, so that none is taken for gone that is only hidden.
     """
+    if (group is None) != expired:
+        raise click.UsageError("give either --group NAME or --expired")
     with call.operations() as operations:
-        found = operations.plan_forget_group(group, topic)
-        if not dry_run:
-            call.say(_told(found, "will be removed"))
-            call.confirm(f"Forget group {one_line(group)} on {topic}?", yes)
-            operations.forget_group(found)
-    text = _told(found, "would be removed" if dry_run else "are removed")
-    call.show(_json(found, removed=not dry_run), lambda console: console.print(text, soft_wrap=True))
+        if group is not None:
+            found = [operations.plan_forget_group(group, topic)]
+        else:
+            found = operations.plan_forget_expired(topic)
+        if not dry_run and found:
+            for one in found:
+                call.say(_told(one, "will be removed"))
+            names = f"group {one_line(group)}" if group is not None else many(len(found), "group")
+            call.confirm(f"Forget {names} on {topic}?", yes)
+            for one in found:
+                operations.forget_group(one)
+    what = "would be removed" if dry_run else "are removed"
+    lines = [_told(one, what) for one in found] or [f"there is nothing of an expired group on {topic}"]
+    data = [_json(one, removed=not dry_run) for one in found]
+    call.show(
+        {"groups": data} if expired else data[0],
+        lambda console: console.print("\n".join(lines), soft_wrap=True),
+    )
 
 
 def _told(found: Forgettable, what: str) -> str:

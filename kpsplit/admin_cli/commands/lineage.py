@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
-from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.admin_cli.options import PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
 

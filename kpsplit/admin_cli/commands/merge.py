@@ -8,8 +8,15 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.operating import carry_out, check_current, load_plan
-from kpsplit.admin_cli.options import dry_run_option, force_option, max_pause_option, plan_option, yes_option
-from kpsplit.admin_cli.param_types import KEY_RANGES, PARTITION
+from kpsplit.admin_cli.options import (
+    KEY_RANGES,
+    PARTITION,
+    dry_run_option,
+    force_option,
+    max_pause_option,
+    plan_option,
+    yes_option,
+)
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange, union_of_adjacent
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,15 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.operating import check_runnable, plan_json
-from kpsplit.admin_cli.options import force_option, require_spark, spark_size_options
-from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES, SINCE
+from kpsplit.admin_cli.options import (
+    KEY_RANGE,
+    PARTITION,
+    RANGES,
+    SINCE,
+    force_option,
+    require_spark,
+    spark_size_options,
+)
 from kpsplit.errors import UsageError
 from kpsplit.files import write_whole
 from kpsplit.splitter.key_range import KeyRange
@@ -84,8 +91,8 @@ def command(
         raise click.UsageError("pass either --ranges N or --merge")
     if engine == SPARK and (merge or even):
         raise click.UsageError("--engine spark needs --ranges N, without --merge and --even")
-    if engine != SPARK and any(given is not None for given in (since, weight, master)):
-        raise click.UsageError("--since, --weight and --master need --engine spark")
+    if engine != SPARK and any(given is not None for given in (since, weight, master, cores)):
+        raise click.UsageError("--since, --weight, --master and --cores need --engine spark")
     if engine == SPARK:  # before brokers are asked: Spark may be missing
         require_spark(memory, cores, master)
     with call.operations() as operations:
@@ -94,9 +101,10 @@ def command(
         else:
             sizing, stretch = None, None
             if engine == SPARK:
-                balance = Balance(ranges, of, since, weight or "bytes", master, cores, memory)
                 stretch = Stretch.until_now(since)
-                sizing = _sized_by_spark(call, operations, partition, balance)
+                session = (cores, memory, master)
+                found = _open_range(operations, partition, of)
+                sizing = _sized_by_spark(call, partition, found, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)
     if save is not None:
@@ -106,40 +114,35 @@ def command(
     check_runnable(plan, force)
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """What Spark is asked for; ``since``: ms since 1970."""
-
-    ranges: int
-    of: KeyRange | None
-    since: int | None
-    weight: str
-    master: str | None
-    cores: int | None
-    memory: str
-
-
-def _sized_by_spark(call: Call, operations: Admin, partition: PhysicalPartition, wanted: Balance) -> Sizing:
-    """Return boundaries by all records of the open range that is to be split."""
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
+def _open_range(operations: Admin, partition: PhysicalPartition, of: KeyRange | None) -> KeyRange:
     from kpsplit.control.planning import segment_to_split
-    from kpsplit.spark_jobs.plan import Weight, size_partition
-    from kpsplit.spark_jobs.session import running_session
 
     view = operations.view()
     state = view.state(partition)
     if state is None:
         raise view.not_enrolled(partition.topic)
-    range_ = segment_to_split(state, wanted.of).range
-    since = "earliest" if wanted.since is None else wanted.since
-    with (
-        StepProgress(stderr(), "starting Spark") as progress,
-        running_session(wanted.cores, wanted.memory, wanted.master) as spark,
-    ):
+    return segment_to_split(state, of).range
+
+
+def _sized_by_spark(
+    call: Call,
+    partition: PhysicalPartition,
+    within: KeyRange,
+    ranges: int,
+    since: int | None,
+    weight: str,
+    session: tuple[int | None, str, str | None],
+) -> Sizing:
+    """Return boundaries by all records of an open range. ``session``: cores, memory, master of Spark."""
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
+    from kpsplit.spark_jobs.plan import Weight, size_partition
+    from kpsplit.spark_jobs.session import running_session
+
+    begin = "earliest" if since is None else since
+    with StepProgress(stderr(), "starting Spark") as progress, running_session(*session) as spark:
         progress.passed("Spark")
-        sizing = size_partition(
-            spark, call.connection, partition, range_, wanted.ranges, since, Weight(wanted.weight)
-        )
+        by = Weight(weight)
+        sizing = size_partition(spark, call.connection, partition, within, ranges, begin, by)
         progress.passed("Sizing")
     return sizing
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
-from kpsplit.admin_cli.param_types import COUNT, OFFSET, PARTITION
+from kpsplit.admin_cli.options import COUNT, OFFSET, PARTITION
 from kpsplit.admin_cli.render.text import bytes_json, show_bytes
 from kpsplit.errors import many
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -19,8 +19,7 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.data import Stamp, instance_name
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.fetch.lineage_reader import LineageTally
-    from kpsplit.consumer.fetch.logical_record import LogicalRecord
+    from kpsplit.consumer.fetch.lineage_reader import LineageTally, LogicalRecord
 
 
 @click.command("read", cls=VerbCommand)
@@ -90,7 +89,6 @@ def record_json(record: LogicalRecord) -> dict[str, Any]:
 
 
 def header_line(width: int) -> str:
-    """Return the head of the columns."""
     head = f"{'logical offset':>{_OFFSET}}  {'seg':>{_SEGMENT}}  {'key':<{_KEY}}  value"
     return head[:width]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand, can_be_resumed, can_be_thawed, none_found, the_only_one
+from kpsplit.admin_cli.call import Call, VerbCommand, can_be_resumed, can_be_thawed, the_only_one
 from kpsplit.admin_cli.operating import explained_interrupt, report_on
-from kpsplit.admin_cli.options import yes_option
-from kpsplit.admin_cli.param_types import DURATION, PARTITION
+from kpsplit.admin_cli.options import DURATION, PARTITION, yes_option
+from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -31,7 +31,8 @@ def command(
         verb, wanted = ("resume --thaw", can_be_thawed) if thaw else ("resume", can_be_resumed)
         partition = the_only_one(call, verb, wanted, yes)
     if partition is None:
-        none_found(call, "no partition is frozen" if thaw else "no operation is under way")
+        nothing = "no partition is frozen" if thaw else "no operation is under way"
+        call.show({"result": None}, lambda console: console.print(nothing))
         return
     call.confirm(f"{'Thaw and resume' if thaw else 'Resume'} the operation on {partition} now?", yes)
     max_pause_ms = None if max_pause is None else round(max_pause * 1000)
@@ -42,8 +43,8 @@ def command(
     ):
         report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)
     if report is None:
-        nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
+        data = {**place_json(partition), "result": None}
         text = "it is no longer frozen" if thaw else "there is nothing to resume"
-        call.show(nothing, lambda console: console.print(f"{partition}: {text}"))
+        call.show(data, lambda console: console.print(f"{partition}: {text}"))
     else:
         report_on(call, report)

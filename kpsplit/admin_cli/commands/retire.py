@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.options import yes_option
-from kpsplit.admin_cli.param_types import PARTITION
-from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.options import DURATION, PARTITION, yes_option
+from kpsplit.admin_cli.render.text import one_line, place_json
 from kpsplit.errors import CheckFailedError, UsageError
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -26,8 +25,17 @@ KEEP = "Keep"
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be deleted, what kept, and why; change nothing."
 )
+@click.option(
+    "--wait",
+    type=DURATION,
+    metavar="DURATION",
+    default=0.0,
+    help="Wait so long until groups have drained them; Ctrl-C ends the wait, and nothing was changed.",
+)
 @yes_option
-def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, yes: bool) -> None:
+def command(
+    call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, wait: float, yes: bool
+) -> None:
     """Delete sub-topics that every group has drained.
 
     Only sealed or abandoned sub-topics are deleted. One that a known group has not read to its end is kept,
@@ -37,7 +45,7 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
     from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     if partition is None:
-        if force or yes:  # the caller wants to delete, and a list is no deletion
+        if force or yes or wait:  # the caller wants to delete, and a list is no deletion
             raise UsageError("no partition is named", hint="name one: kpsplit retire TOPIC/P")
         _list(call)
         return
@@ -55,8 +63,8 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
         progress(step)
 
     with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
-        deleted = operations.retire(partition, observer=observe, force=force)
-    data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted, "kept": kept}
+        deleted = operations.retire(partition, observer=observe, force=force, wait_seconds=wait)
+    data = {**place_json(partition), "deleted": deleted, "kept": kept}
     text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
     call.show(data, lambda console: console.print(text, soft_wrap=True))
     if kept:
@@ -73,8 +81,7 @@ def _list(call: Call) -> None:
     found = [(state.parent, left) for state in states if (left := state.to_retire())]
     data = [
         {
-            "topic": parent.topic,
-            "partition": parent.partition,
+            **place_json(parent),
             "subtopics": [{"name": t.name, "state": str(t.state)} for t in left],
         }
         for parent, left in found
@@ -96,8 +103,7 @@ def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:
     with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         found = operations.plan_retire(partition, observer=progress, force=force)
     data = {
-        "topic": partition.topic,
-        "partition": partition.partition,
+        **place_json(partition),
         "would_delete": list(found.going),
         "would_keep": dict(found.kept),
     }

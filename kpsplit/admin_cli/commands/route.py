@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand, check_partition, find_state, partition_count
-from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
-from kpsplit.admin_cli.render.text import bytes_json, show_bytes
+from kpsplit.admin_cli.call import Call, VerbCommand, find_state
+from kpsplit.admin_cli.options import BASE64, HEX, PARTITION_NUMBER, TOPIC
+from kpsplit.admin_cli.render.text import bytes_json, place_json, segment_json, show_bytes
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
@@ -39,16 +39,17 @@ def command(
 
     Shows its key hash, its logical partition, the open segment that takes it, and where that is stored.
     """
+    from kpsplit.kafka.cluster_admin import ClusterAdmin
+
     data = _key(key, key_base64, key_hex)
     with call.operations() as operations:
         view = operations.view()
         enrolment = view.enrolments.get(topic)
-        count = partition_count(call.connection, topic)
+        count = ClusterAdmin(call.connection).partition_count(topic)
         if enrolment is None:
             raise view.not_enrolled(topic)
         number = partition_of(data, enrolment.partitioner, count) if partition is None else partition
         parent = PhysicalPartition(topic, number)
-        check_partition(call.connection, parent)
         state = find_state(operations, call.connection, parent)
     segment = Layout.of(state.lineage).segment_for(key_hash(data))
     call.show(
@@ -76,16 +77,12 @@ def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: s
     return {
         **bytes_json("key", key),
         "key_hash": key_hash(key),
-        "topic": state.parent.topic,
-        "partition": state.parent.partition,
+        **place_json(state.parent),
         "partitioner": str(partitioner),
         "epoch": state.epoch,
         "phase": state.phase.value,
-        "segment": segment.id,
+        **segment_json(segment),
         "kind": segment.kind.value,
-        "range": [segment.range.lo, segment.range.hi],
-        "source_topic": segment.source.topic,
-        "source_partition": segment.source.partition,
     }
 
 
@@ -110,11 +107,7 @@ def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str,
 
 
 def partition_of(key: bytes, partitioner: Partitioner, partitions: int) -> int:
-    """Return the partition of a key.
-
-    Raises:
-        UsageError: the key alone does not determine it.
-    """
+    """Return the partition of a key. Raises UsageError: the key alone does not determine it."""
     import confluent_kafka
 
     if partitioner is Partitioner.EXPLICIT:

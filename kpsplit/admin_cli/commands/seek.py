@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.options import dry_run_option, group_option, yes_option
-from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, Reads, moment
+from kpsplit.admin_cli.options import (
+    KEY_RANGE,
+    PARTITION,
+    Reads,
+    dry_run_option,
+    group_option,
+    moment,
+    yes_option,
+)
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
@@ -75,7 +82,7 @@ def command(
     `kpsplit retire` may delete them.
     """
     from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.offsets import seek_json, show_seek, target_text
+    from kpsplit.admin_cli.render.status import seek_json, show_seek, target_text
     from kpsplit.admin_cli.render.text import one_line
 
     with call.operations() as operations:

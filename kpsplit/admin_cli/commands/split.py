@@ -8,8 +8,16 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.operating import carry_out, check_current, load_plan
-from kpsplit.admin_cli.options import dry_run_option, force_option, max_pause_option, plan_option, yes_option
-from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES
+from kpsplit.admin_cli.options import (
+    KEY_RANGE,
+    PARTITION,
+    RANGES,
+    dry_run_option,
+    force_option,
+    max_pause_option,
+    plan_option,
+    yes_option,
+)
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand, check_partition, print_json
-from kpsplit.admin_cli.param_types import DURATION, TOPIC_OR_PARTITION
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import DURATION, TOPIC_OR_PARTITION
+from kpsplit.errors import KpsplitError
 
 if TYPE_CHECKING:
+    from kpsplit.admin import Admin
+    from kpsplit.admin_cli.render.status import Drains
     from kpsplit.control.status import PartitionStatus
+    from kpsplit.splitter.partition_state import PartitionState
 
-Look = Callable[[], "list[PartitionStatus]"]
+Found = tuple["list[PartitionStatus]", "Drains | None"]
+Look = Callable[[], Found]
 
 
 @click.command("status", cls=VerbCommand)
@@ -25,49 +29,54 @@ Look = Callable[[], "list[PartitionStatus]"]
 def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, interval: float) -> None:
     """Show phases, ranges, log ends and writers.
 
-    Without an argument: all enrolled topics. With a partition: its details.
+    Without an argument: all enrolled topics. With a partition: its details, and what each group that has
+    committed there still has to read of closed segments. That takes up to 6 s, and the right to describe
+    every group.
     """
     topic, partition = subject or (None, None)
-    details = partition is not None
     with call.operations() as operations:
 
-        def look() -> list[PartitionStatus]:
-            return operations.status(topic, partition)
+        def look() -> Found:
+            statuses = operations.status(topic, partition)
+            return statuses, _drains(operations, statuses[0].state) if partition is not None else None
 
-        statuses = look()
-        if topic is not None and not statuses:
-            check_partition(call.connection, PhysicalPartition(topic, partition or 0))
-            raise operations.view().not_enrolled(topic)
         if watch:
-            _watch(call, look, details, interval)
+            _watch(call, look, interval)
         else:
-            _show(call, statuses, details)
+            _show(call, *look())
 
 
-def _show(call: Call, statuses: list[PartitionStatus], details: bool) -> None:
-    from kpsplit.admin_cli.render.status import show_statuses, statuses_json
+def _drains(operations: Admin, state: PartitionState) -> Drains:
+    """Return what groups still drain, or why that is not known. Without a closed segment nobody is asked."""
+    if all(segment.is_open for segment in state.lineage):
+        return []
+    try:
+        return operations.drains(state.parent)
+    except KpsplitError as error:
+        return error
+
+
+def _show(call: Call, statuses: list[PartitionStatus], drains: Drains | None) -> None:
+    from kpsplit.admin_cli.render.status import draw_statuses, statuses_json
 
     if not statuses and not call.as_json:
         call.say("no topic is enrolled; enroll one with: kpsplit enroll TOPIC")
         return
-    call.show(statuses_json(statuses), lambda console: show_statuses(statuses, details, console))
+    data = statuses_json(statuses, drains)
+    call.show(data, lambda console: console.print(draw_statuses(statuses, drains)))
 
 
-def _watch(call: Call, look: Look, details: bool, interval: float) -> None:
+def _watch(call: Call, look: Look, interval: float) -> None:
     from rich.live import Live
 
     from kpsplit.admin_cli.render.console import stdout
-    from kpsplit.admin_cli.render.status import draw_statuses, statuses_json
+    from kpsplit.admin_cli.render.status import draw_statuses
 
     console = stdout()
-    if call.as_json or not console.is_terminal:
-        while True:
-            if call.as_json:
-                print_json(statuses_json(look()))
-            else:
-                _show(call, look(), details)
-            time.sleep(interval)
+    while call.as_json or not console.is_terminal:
+        _show(call, *look())
+        time.sleep(interval)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            live.update(draw_statuses(look(), details), refresh=True)
+            live.update(draw_statuses(*look()), refresh=True)
             time.sleep(interval)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
-from kpsplit.admin_cli.options import require_spark, spark_size_options
-from kpsplit.admin_cli.param_types import NAME, SINCE, TOPIC_OR_PARTITION
+from kpsplit.admin_cli.options import NAME, SINCE, TOPIC_OR_PARTITION, require_spark, spark_size_options
 from kpsplit.errors import (
     CheckFailedError,
     ConfigurationError,
@@ -34,8 +33,7 @@ TIMES_SECONDS = 20.0
 def judging() -> Iterator[None]:
     """Turn a timeout into an error with exit code 1, as for everything else that keeps a job from judging.
 
-    Raises:
-        NotJudgedError: the time ran out.
+    Raises NotJudgedError: the time ran out.
     """
     try:
         yield
@@ -159,17 +157,20 @@ def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
 
 
 def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError] = ()) -> None:
-    """End with what was found.
+    """End with what was found; beside findings, what could not be written is only said.
 
-    Raises:
-        CheckFailedError: there are findings; what could not be written is said beside that.
-        KpsplitError: something could not be written, or not be judged.
+    Raises CheckFailedError: there are findings; KpsplitError: something could not be written, or judged.
     """
+    from kpsplit.spark_jobs.verification.findings import result_line
+
     if unwritten and not verdict.defects:
         raise unwritten[0]
     for error in unwritten:
         say(f"kpsplit verify: {error}")
-    _judge(verdict)
+    if verdict.defects:
+        raise CheckFailedError(result_line(verdict))
+    if verdict.unproven:
+        raise KpsplitError(result_line(verdict))
 
 
 def _show(verdict: Verdict, console: Console) -> None:
@@ -178,12 +179,3 @@ def _show(verdict: Verdict, console: Console) -> None:
 
     for line in summary_lines(verdict):
         console.print(safe(line), soft_wrap=True)
-
-
-def _judge(verdict: Verdict) -> None:
-    from kpsplit.spark_jobs.verification.findings import result_line
-
-    if verdict.defects:
-        raise CheckFailedError(result_line(verdict))
-    if verdict.unproven:
-        raise KpsplitError(result_line(verdict))

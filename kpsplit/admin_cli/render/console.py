@@ -7,10 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import NoReturn, Self, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.status import Status
@@ -46,12 +45,10 @@ class QuietConsole(Console):
 
 
 def stdout() -> QuietConsole:
-    """Return the console for data."""
     return QuietConsole(sys.stdout)
 
 
 def stderr() -> QuietConsole:
-    """Return the console for progress and questions."""
     return QuietConsole(sys.stderr)
 
 
@@ -64,6 +61,10 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole
         )
     return table
+
+
+def indented(what: RenderableType, by: int = 2) -> Padding:
+    return Padding(what, (0, 0, 0, by), expand=False)
 
 
 _UNLIMITED = 10_000
@@ -95,10 +96,8 @@ class RangeTable:
             return
         for label, place, numbers in self._rows:
             yield Text.assemble(label, f"  {place}")
-            parts = (
-                f"{name} {number}" for name, number in zip(self._numbers, numbers, strict=True) if number
-            )
-            yield Padding(Text(", ".join(parts)), (0, 0, 0, 2), expand=False)
+            named = zip(self._numbers, numbers, strict=True)
+            yield indented(Text(", ".join(f"{name} {number}" for name, number in named if number)))
 
 
 _DONE = {
@@ -127,6 +126,7 @@ _DONE = {
     "Thaw": "thawed",
     "LeftOver": "left over",
     "Keep": "kept",
+    "Wait": "waiting for a group",
     "Forced": "deleted, not drained",
     "Snapshot": "kpsplit's own topics read",
     "Spark": "Spark started",
@@ -153,7 +153,7 @@ _NEXT = {
 }
 _LABEL_WIDTH = 32
 _TIME_WIDTH = 9
-_WARNINGS = {"Abort", "LeftOver", "Freeze", "Keep", "Forced"}
+_WARNINGS = {"Abort", "LeftOver", "Freeze", "Keep", "Wait", "Forced"}
 """These are shown whole. Others are cut at the end of a terminal's line, and never in a file."""
 
 
@@ -167,16 +167,12 @@ class StepProgress:
         self._since = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin to show what is awaited."""
         if self._console.is_terminal:
             self._status = self._console.status(self._first, spinner="dots")
             self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop showing it."""
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             with suppress(OSError):
                 self._status.stop()

@@ -6,13 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, plain_table
-from kpsplit.admin_cli.render.text import bar, count, one_line, percent, percentile, shorten, utc
+from kpsplit.admin_cli.render.console import RangeTable, indented, plain_table
+from kpsplit.admin_cli.render.text import (
+    bar,
+    count,
+    one_line,
+    percent,
+    percentile,
+    place_json,
+    segment_json,
+    shorten,
+    utc,
+)
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
+from kpsplit.control.status import Report
 from kpsplit.errors import duration, many
 from kpsplit.splitter.partition_state import OperationKind, Outcome, PartitionState, Result
 from kpsplit.splitter.records.producers import PauseReport
@@ -27,16 +37,16 @@ _LONGEST_KEY = 40
 def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
     """Print a plan; ``brief``: the checks that passed are only counted."""
     console.print(Text(headline(plan), style="bold"))
-    console.print(_indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
+    console.print(indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
     if plan.shares:
         predicted = f"predicted from {many(plan.sampled, 'record')}{_stretch(plan.stretch)}"
         console.print(Text(predicted, style="dim"))
     if plan.heaviest:
         console.print(Text("\nTop keys", style="bold"))
-        console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))
+        console.print(indented(_top_keys(plan.heaviest[:TOP_KEYS])))
     if plan.drains:
         console.print(Text("\nGroups that drain the closing segments first", style="bold"))
-        console.print(_indented(_drains(plan.drains)))
+        console.print(indented(_drains(plan.drains)))
     console.print(Text("\nChecks", style="bold"))
     show_checks(plan.checks, console, brief)
     said = [check.message for check in plan.checks if not (brief and check.ok)]
@@ -63,10 +73,9 @@ def headline(plan: Plan) -> str:
 
 
 def show_checks(checks: Sequence[Check], console: Console, brief: bool = False) -> None:
-    """Print checks, failed ones with what to do about them."""
     shown = [check for check in checks if not (brief and check.ok)]
     if shown:
-        console.print(_indented(check_table(shown)))
+        console.print(indented(check_table(shown)))
     if len(shown) < len(checks):
         line = Text("  ✓", style="green")
         console.print(line.append(f"  {many(len(checks) - len(shown), 'check')} passed", style="default"))
@@ -121,24 +130,17 @@ def _drains(drains: Sequence[Drain]) -> Table:
     return table
 
 
-def _indented(table: Table) -> Padding:
-    return Padding(table, (0, 0, 0, 2), expand=False)
-
-
 MEDIAN, TAIL = 0.5, 0.99
 
 
-def report_json(
-    outcome: Outcome, state: PartitionState, pauses: Mapping[str, PauseReport], seconds: float
-) -> dict[str, Any]:
-    """Return an operation's report as JSON data."""
+def report_json(report: Report) -> dict[str, Any]:
     return {
-        **outcome_json(outcome, state),
-        "seconds": round(seconds, 3),
-        "pause_ms": _pause_summary(pauses),
+        **outcome_json(report.outcome, report.state),
+        "seconds": round(report.seconds, 3),
+        "pause_ms": _pause_summary(report.pauses),
         "producers": {
             name: {"pause_ms": p.pause_ms, "held": p.held, "strays": p.strays}
-            for name, p in sorted(pauses.items())
+            for name, p in sorted(report.pauses.items())
         },
     }
 
@@ -146,8 +148,7 @@ def report_json(
 def outcome_json(outcome: Outcome, state: PartitionState) -> dict[str, Any]:
     """Return how an attempt ended as JSON data."""
     return {
-        "topic": state.parent.topic,
-        "partition": state.parent.partition,
+        **place_json(state.parent),
         "epoch": state.epoch,
         "kind": outcome.attempt.kind.value,
         "attempt": outcome.attempt.id,
@@ -156,10 +157,7 @@ def outcome_json(outcome: Outcome, state: PartitionState) -> dict[str, Any]:
         "reason": outcome.reason,
         "ranges": [
             {
-                "range": [s.range.lo, s.range.hi],
-                "segment": s.id,
-                "source_topic": s.source.topic,
-                "source_partition": s.source.partition,
+                **segment_json(s),
                 "base": s.progression.base,
                 "stride": s.progression.stride,
             }
@@ -168,24 +166,18 @@ def outcome_json(outcome: Outcome, state: PartitionState) -> dict[str, Any]:
     }
 
 
-def show_report(
-    outcome: Outcome,
-    state: PartitionState,
-    pauses: Mapping[str, PauseReport],
-    seconds: float,
-    console: Console,
-) -> None:
-    """Print an operation's report."""
-    show_outcome(outcome, state, console, duration(seconds))
-    if outcome.result is Result.COMMITTED:
-        console.print(Padding(open_ranges(state), (0, 0, 0, 2), expand=False))
-    if pauses:
-        console.print(Text(_pause_line(pauses)))
-        console.print(Padding(_pause_table(pauses), (0, 0, 0, 2), expand=False))
+def show_report(report: Report, console: Console) -> None:
+    show_outcome(report.outcome, report.state, console, duration(report.seconds))
+    if report.outcome.result is Result.COMMITTED:
+        console.print(indented(_open_ranges(report.state)))
+    if report.pauses:
+        summary = _pause_summary(report.pauses) or {}
+        parts = ", ".join(f"{name} {value} ms" for name, value in summary.items())
+        console.print(Text(f"\nPause of {many(len(report.pauses), 'producer')}: {parts}"))
+        console.print(indented(_pause_table(report.pauses)))
 
 
 def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took: str = "") -> None:
-    """Print how an attempt ended, in one line."""
     committed = outcome.result is Result.COMMITTED
     what = f"{outcome.attempt.kind} {'took effect' if committed else 'was rolled back'}"
     reason = f" ({one_line(outcome.reason)})" if outcome.reason else ""
@@ -194,8 +186,7 @@ def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took
     console.print(Text(text, style="bold green" if committed else "bold yellow"))
 
 
-def open_ranges(state: PartitionState) -> RangeTable:
-    """Return the open ranges and where they are stored."""
+def _open_ranges(state: PartitionState) -> RangeTable:
     table = RangeTable("segment", "logical offsets")
     for segment in state.lineage.open_segments():
         numbers = f"{count(segment.progression.base)} + {count(segment.progression.stride)}·n"
@@ -208,12 +199,6 @@ def _pause_summary(pauses: Mapping[str, PauseReport]) -> dict[str, int] | None:
     if not values:
         return None
     return {"p50": percentile(values, MEDIAN), "p99": percentile(values, TAIL), "max": max(values)}
-
-
-def _pause_line(pauses: Mapping[str, PauseReport]) -> str:
-    summary = _pause_summary(pauses) or {}
-    parts = ", ".join(f"{name} {value} ms" for name, value in summary.items())
-    return f"\nPause of {many(len(pauses), 'producer')}: {parts}"
 
 
 def _pause_table(pauses: Mapping[str, PauseReport]) -> Table:

@@ -1,8 +1,8 @@
-"""How the status and the lineage of partitions look, as tables, pictures and JSON."""
+"""How the status and the lineage of partitions look, and the progress of a group: tables, pictures, JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,10 +10,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, plain_table
-from kpsplit.admin_cli.render.text import count, one_line
-from kpsplit.control.status import PartitionStatus
-from kpsplit.errors import duration, many
+from kpsplit.admin_cli.render.console import RangeTable, fits, indented, plain_table
+from kpsplit.admin_cli.render.text import count, one_line, place_json, segment_json, utc
+from kpsplit.control.seeking import Seek, SeekTarget, Whence
+from kpsplit.control.status import (
+    Basis,
+    GroupDrain,
+    PartitionProgress,
+    PartitionStatus,
+    RangeProgress,
+    SegmentLeft,
+)
+from kpsplit.errors import KpsplitError, duration, many
+from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.key_range import KEY_SPACE
 from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState, Phase, Result, SubTopicState
@@ -30,21 +39,22 @@ _PHASE_STYLE = {
 }
 
 
-def statuses_json(statuses: Sequence[PartitionStatus]) -> dict[str, Any]:
-    """Return the status of partitions as JSON data."""
-    return {"partitions": [_status_json(status) for status in statuses]}
+Drains = Sequence[GroupDrain] | KpsplitError
+"""What groups still have to read of closed segments, or why that is not known."""
 
 
-def draw_statuses(statuses: Sequence[PartitionStatus], details: bool) -> RenderableType:
-    """Return one table of all partitions, or every detail of each."""
-    if details:
-        return Group(*(_details(status) for status in statuses))
-    return _overview(statuses)
+def statuses_json(statuses: Sequence[PartitionStatus], drains: Drains | None = None) -> dict[str, Any]:
+    """Return where partitions stand. ``drains``: those of the only one."""
+    data: dict[str, Any] = {"partitions": [_status_json(status) for status in statuses]}
+    if drains is not None:
+        known = None if isinstance(drains, KpsplitError) else [_drain_json(one) for one in drains]
+        data["partitions"][0]["drains"] = known
+    return data
 
 
-def show_statuses(statuses: Sequence[PartitionStatus], details: bool, console: Console) -> None:
-    """Print the status of partitions."""
-    console.print(draw_statuses(statuses, details))
+def draw_statuses(statuses: Sequence[PartitionStatus], drains: Drains | None = None) -> RenderableType:
+    """Return a line for each partition; with ``drains``, the details of the only one."""
+    return _overview(statuses) if drains is None else _details(statuses[0], drains)
 
 
 def _overview(statuses: Sequence[PartitionStatus]) -> Table:
@@ -63,7 +73,7 @@ def _overview(statuses: Sequence[PartitionStatus]) -> Table:
     return table
 
 
-def _details(status: PartitionStatus) -> RenderableType:
+def _details(status: PartitionStatus, drains: Drains) -> RenderableType:
     state = status.state
     head = Text(str(state.parent), style="bold")
     head.append(": ", style="bold")
@@ -73,17 +83,49 @@ def _details(status: PartitionStatus) -> RenderableType:
         head.append(f", {many(status.enrolment.slots, 'slot')}", style="not bold")
     lines: list[RenderableType] = [head]
     if status.unread:
-        lines.append(Padding(Text(_unread(status), style="yellow"), (0, 0, 0, 2), expand=False))
+        lines.append(indented(Text(_unread(status), style="yellow")))
     operation = _operation(status)
     if operation:
         style = "dim" if state.phase is Phase.STEADY else "yellow"
-        lines.append(Padding(Text(operation, style=style), (0, 0, 0, 2), expand=False))
-    lines.append(Padding(_ranges(status), (0, 0, 0, 2), expand=False))
-    lines.append(Padding(Text(_writers(status)), (0, 0, 0, 2), expand=False))
+        lines.append(indented(Text(operation, style=style)))
+    lines.append(indented(_ranges(status)))
+    lines.append(indented(Text(_writers(status))))
     leftovers = _subtopics(status)
     if leftovers:
-        lines.append(Padding(Text(leftovers), (0, 0, 0, 2), expand=False))
+        lines.append(indented(Text(leftovers)))
+    if isinstance(drains, KpsplitError):
+        text = f"what groups still drain is not known: {one_line(drains.message)}"
+        lines.append(indented(Text(text, style="yellow")))
+    else:
+        lines.extend(indented(Text(_drain(one))) for one in drains[:_MOST_DRAINS])
+        if len(drains) > _MOST_DRAINS:
+            lines.append(indented(Text(f"and {len(drains) - _MOST_DRAINS} more to drain")))
     return Group(*lines)
+
+
+_MOST_DRAINS = 20
+
+
+def _drain(one: GroupDrain) -> str:
+    seconds = one.left.seconds
+    takes = "not moving" if seconds is None else f"about {duration(seconds)}"
+    return (
+        f"segment {one.segment.id} of {one.segment.source} drains: group {one_line(one.group)} has "
+        f"{count(one.left.offsets)} offsets to read, {takes}; slowest: {one.range}, {_owner(one)}"
+    )
+
+
+def _drain_json(one: GroupDrain) -> dict[str, Any]:
+    owner = one.owner
+    return {
+        "segment": one.segment.id,
+        **place_json(one.segment.source),
+        "group": one.group,
+        "left": one.left.offsets,
+        "seconds": one.left.seconds,
+        "range": [one.range.lo, one.range.hi],
+        "owner": owner and _owner_json(owner),
+    }
 
 
 def _ranges(status: PartitionStatus) -> RangeTable:
@@ -151,8 +193,7 @@ def _subtopics(status: PartitionStatus) -> str:
 def _status_json(status: PartitionStatus) -> dict[str, Any]:
     state = status.state
     return {
-        "topic": state.parent.topic,
-        "partition": state.parent.partition,
+        **place_json(state.parent),
         "epoch": state.epoch,
         "phase": state.phase.value,
         "partitioner": status.enrolment.partitioner.value,
@@ -166,7 +207,9 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "subtopics": [
             {"name": t.name, "partitions": t.partitions, "state": t.state.value} for t in state.subtopics
         ],
-        "writers": [_writer_json(w) for w in status.writers],
+        "writers": [
+            {"instance": instance_name(w.instance), "client_id": w.client_id} for w in status.writers
+        ],
     }
 
 
@@ -187,19 +230,12 @@ def _last_json(status: PartitionStatus) -> dict[str, Any] | None:
 def _range_json(status: PartitionStatus, segment: Segment) -> dict[str, Any]:
     end = status.ends.get(segment.id)
     return {
-        "range": [segment.range.lo, segment.range.hi],
+        **segment_json(segment),
         "kind": segment.kind.value,
-        "segment": segment.id,
-        "source_topic": segment.source.topic,
-        "source_partition": segment.source.partition,
         "start": segment.start,
         "log_end": end,
         "logical_end": None if end is None else segment.logical(max(end, segment.start)),
     }
-
-
-def _writer_json(writer: ProducerRegistration) -> dict[str, Any]:
-    return {"instance": instance_name(writer.instance), "client_id": writer.client_id}
 
 
 _COLOURS = {SegmentKind.PARENT: "blue", SegmentKind.PHANTOM: "green", SegmentKind.OVERFLOW: "yellow"}
@@ -211,18 +247,16 @@ _WIDE = 100
 def lineage_json(state: PartitionState) -> dict[str, Any]:
     """Return the lineage in the form that is part of the public interface."""
     return {
-        "topic": state.parent.topic,
-        "partition": state.parent.partition,
+        **place_json(state.parent),
         "epoch": state.epoch,
         "segments": [segment_to_json(s) for s in state.lineage],
     }
 
 
 def show_lineage(state: PartitionState, console: Console) -> None:
-    """Print the picture and the table of a lineage."""
     console.print(Text(f"{state.parent}: epoch {state.epoch}, {state.phase}", style="bold"))
     console.print(Padding(_picture(state, console.width), (0, 0, 1, 2), expand=False))
-    console.print(Padding(_segments(state.lineage, console.width >= _WIDE), (0, 0, 0, 2), expand=False))
+    console.print(indented(_segments(state.lineage, console.width >= _WIDE)))
 
 
 def _picture(state: PartitionState, width: int) -> Table:
@@ -294,3 +328,163 @@ def _segments(lineage: Lineage, wide: bool) -> Table:
             since = f"\nafter {after}" if after else ""
             table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{since}")
     return table
+
+
+NUMBERS = ("segment", "offset", "logical", "lag")
+UNKNOWN = "-"
+_INDENT = 2
+
+
+def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
+    return {"group": group, "partitions": [_partition_json(p) for p in found]}
+
+
+def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
+    """Print the progress of a group."""
+    for progress in found:
+        state = progress.state
+        lag = UNKNOWN if progress.lag is None else count(progress.lag)
+        head = f"{state.parent}: epoch {state.epoch}, lag {lag}, group {progress.group_state}"
+        console.print(Text(head, style="bold"))
+        table = _table(progress)
+        if fits(table, console, console.width - _INDENT):
+            console.print(indented(table))
+        else:
+            console.print(Group(*_lines(progress)))
+
+
+def draw_groups(groups: Mapping[str, Sequence[PartitionProgress]]) -> Table:
+    """Return a line for each group and partition: members with key ranges, lag, segments still drained.
+
+    How many members have key ranges is not known while the group is in rebalance.
+    """
+    table = plain_table("group", "partition", "members", "lag", "drains", right=("members", "lag"))
+    for group, found in groups.items():
+        for progress in found:
+            owners = {range_.owner for range_ in progress.ranges if range_.owner is not None}
+            drains = sorted({segment for range_ in progress.ranges for segment in range_.to_drain})
+            state = progress.group_state
+            members = state if state == "in rebalance" else str(len(owners))
+            lag = UNKNOWN if progress.lag is None else count(progress.lag)
+            text = f"segment {', '.join(map(str, drains))}" if drains else ""
+            table.add_row(one_line(group), str(progress.state.parent), members, lag, text)
+    return table
+
+
+def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
+    """Return a seek as JSON data."""
+    return {
+        "group": seek.group,
+        **place_json(seek.state.parent),
+        "range": [seek.cursor.range.lo, seek.cursor.range.hi],
+        "to": seek.target.whence.value,
+        "at_end": seek.at_end,
+        "positions": [
+            {
+                "segment": segment.id,
+                **place_json(segment.source),
+                "offset": next_,
+                "logical_offset": segment.logical(next_),
+            }
+            for segment, next_ in _positions(seek)
+        ],
+        "written": written,
+    }
+
+
+def show_seek(seek: Seek, console: Console) -> None:
+    """Print where a range stands after a seek."""
+    table = plain_table("place", "segment", "offset", "logical", right=("segment", "offset", "logical"))
+    for segment, next_ in _positions(seek):
+        table.add_row(str(segment.source), str(segment.id), str(next_), str(segment.logical(next_)))
+    console.print(
+        Text(f"{seek.state.parent} {seek.cursor.range}, group {one_line(seek.group)}:", style="bold")
+    )
+    console.print(indented(table))
+    if seek.at_end:
+        target = target_text(seek.target)
+        console.print(Text(f"! there is no record at or after {target}: same as --to latest", style="yellow"))
+
+
+def _positions(seek: Seek) -> list[tuple[Segment, int]]:
+    return [(seek.state.lineage.get(i), next_) for i, next_ in sorted(seek.cursor.positions.items())]
+
+
+def target_text(target: SeekTarget) -> str:
+    """Return where a seek goes, in words."""
+    if target.whence is Whence.OFFSET:
+        return f"offset {target.number}"
+    return utc(target.number) if target.whence is Whence.TIMESTAMP else target.whence.value
+
+
+def _lines(progress: PartitionProgress) -> Iterator[RenderableType]:
+    """Yield what ``_table`` shows in lines, for a narrow terminal: they are broken between words only."""
+    for range_ in progress.ranges:
+        owner = "" if range_.owner is None else f" {_owner(range_)}"
+        basis = "" if range_.left else f" {range_.basis.value}"
+        yield indented(Text(f"{range_.range}{owner}{basis}"))
+        for left in range_.left:
+            place, _, offset, logical, lag, what = _segment_cells(left)
+            text = f"{place} offset {offset} logical {logical} lag {lag} {what}"
+            yield indented(Text(text.rstrip()), 4)
+
+
+def _table(progress: PartitionProgress) -> Table:
+    table = plain_table("range", "owner", "place", *NUMBERS, "", right=NUMBERS)
+    for range_ in progress.ranges:
+        rows = [_segment_cells(left) for left in range_.left] or [("", "", "", "", "", range_.basis.value)]
+        for number, (place, *cells) in enumerate(rows):
+            head = (str(range_.range), _owner(range_)) if number == 0 else ("", "")
+            table.add_row(*head, place, *cells)
+    return table
+
+
+def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
+    lag = UNKNOWN if left.lag is None else count(left.lag)
+    what = "" if left.ready else "waits"
+    if left.ready and left.draining:
+        what = "drains"
+    return (str(left.segment.source), str(left.segment.id), str(left.next), str(left.logical), lag, what)
+
+
+def _owner(range_: RangeProgress | GroupDrain) -> str:
+    return UNKNOWN if range_.owner is None else one_line(str(range_.owner))
+
+
+def _owner_json(owner: Owner) -> dict[str, str]:
+    return {"member": owner.member, "client_id": owner.client_id, "host": owner.host}
+
+
+def _partition_json(progress: PartitionProgress) -> dict[str, Any]:
+    return {
+        **place_json(progress.state.parent),
+        "epoch": progress.state.epoch,
+        "group_state": progress.group_state.replace(" ", "_"),
+        "lag": progress.lag,
+        "ranges": [_progress_of(r) for r in progress.ranges],
+    }
+
+
+def _progress_of(range_: RangeProgress) -> dict[str, Any]:
+    owner, commit = range_.owner, range_.commit
+    return {
+        "range": [range_.range.lo, range_.range.hi],
+        "owner": owner and _owner_json(owner),
+        "basis": range_.basis.value.replace(" ", "_"),
+        "committed_by": commit
+        and {"member": commit.member, "generation": commit.generation, "cause": commit.cause.value},
+        "lag": range_.lag,
+        "to_drain": None if range_.basis is Basis.NOTHING else list(range_.to_drain),
+        "positions": [
+            {
+                "segment": left.segment.id,
+                **place_json(left.segment.source),
+                "offset": left.next,
+                "logical_offset": left.logical,
+                "lag": left.lag,
+                "readable": left.ready,
+                "closed": left.draining,
+            }
+            for left in range_.left
+        ],
+    }

@@ -10,6 +10,10 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import ceil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -25,7 +29,6 @@ def safe(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text in one line, safe to show."""
     return safe(" ".join(text.split()))
 
 
@@ -50,6 +53,20 @@ def bytes_json(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: data.decode("utf-8")}
     except UnicodeDecodeError:
         return {f"{name}_b64": base64.b64encode(data).decode("ascii")}
+
+
+def place_json(place: PhysicalPartition) -> dict[str, Any]:
+    return {"topic": place.topic, "partition": place.partition}
+
+
+def segment_json(segment: Segment) -> dict[str, Any]:
+    """Return a segment with what a client needs to find it."""
+    return {
+        "range": [segment.range.lo, segment.range.hi],
+        "segment": segment.id,
+        "source_topic": segment.source.topic,
+        "source_partition": segment.source.partition,
+    }
 
 
 def shorten(text: str, longest: int) -> str:

@@ -8,7 +8,7 @@ a commit carries outputs everything is one transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,23 +18,18 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
-from kpsplit.consumer.commit.payload import (
-    CommitPayloadError,
-    CommitPayloads,
-    CommitUnit,
-    TransactionParticipant,
-    failed,
-)
+from kpsplit.consumer.commit.payload import CommitPayloads, CommitUnit, failed, taken
 from kpsplit.consumer.commit.writes import (
     CommitMember,
+    CommitPayloadError,
     Processed,
-    logical_position,
+    TransactionParticipant,
     plain_offsets,
 )
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Events, kafka_error
-from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.group.group_consumer import GroupConsumer, says_no_member
+from kpsplit.consumer.slots.assigned import AssignedSlot, never_before
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
 from kpsplit.splitter.group_slots import OwnedSlot
@@ -69,11 +64,12 @@ class When(NamedTuple):
 Times = Mapping[OwnedSlot, When]
 
 
-class Waiting(NamedTuple):
-    """A call that waits for a commit, and of which slots."""
+class Asked(NamedTuple):
+    """A commit that was asked for; a call waits for the future, if there is one."""
 
-    slots: frozenset[OwnedSlot]
-    future: Future[Parts]
+    cursors: Cursors
+    times: Times
+    future: Future[Parts] | None
 
 
 @dataclass(slots=True)
@@ -84,7 +80,7 @@ class _Job:
     times: Times
     parts: Parts
     units: list[CommitUnit]
-    waiting: list[Waiting]
+    waiting: list[Asked]
     gone: bool
     tries: int
 
@@ -119,7 +115,7 @@ class Committer:
         self._events = events
         self.participant: TransactionParticipant | None = None
         """What commits take along, while ``run(transactional=True)`` is under way."""
-        self.commits = self.failed = self.rejected = 0
+        self.commits = self.failed = self.rejected = self.refused_as_no_member = 0
         self.fenced = False
         """The group refused the latest commit that failed: the slots are another member's."""
         self.begun = 0
@@ -129,7 +125,7 @@ class Committer:
         self._soonest = 0.0
         self._job: _Job | None = None
         self._warned: str | None = None
-        self._asked: list[tuple[Cursors, Times, Future[Parts] | None]] = []
+        self._asked: list[Asked] = []
 
     # -- when, and of what -------------------------------------------------------------------------
 
@@ -139,33 +135,55 @@ class Committer:
             self._answered(self._job)
         if self._job is not None:
             return
-        if self._asked:
-            self._begin_asked()
-        elif self.settings.auto_commit and self._due():
+        if not self._asked and self.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self.settings.auto_commit_interval
-            cursors = self._slots.changed(h for h in self._slots if h.may_commit)
-            self._begin(cursors, self._times(cursors), [])
+            self.ask(self._slots.changed(h for h in self._slots if h.may_commit))
+        if self._asked:
+            self._begin_asked()
 
     def _due(self) -> bool:
         now = monotonic()
         return now >= self._next or (now >= self._soonest and self._slots.state_binding.wants_commit())
 
     def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
-        """Commit these cursors as soon as the commit under way is over.
+        """Commit these cursors, or what is further, as soon as the commit under way is over.
 
         The future has what was committed; without one, ``on_commit`` gets it.
         """
-        self._asked.append((cursors, self._times(cursors), future))
+        held = [self._slots[slot] for slot in cursors if slot in self._slots]
+        further = {
+            h.slot: never_before(self._slots.lineage(h.parent), self._furthest(h), cursors[h.slot])
+            for h in held
+        }
+        times = {h.slot: When(h.epoch, h.moves) for h in held}
+        self._asked.append(Asked({**cursors, **further}, times, future))
 
     def may_be_committed(self, assigned: AssignedSlot) -> list[tuple[Cursor, ...]]:
-        """Return what the group may have of a slot: what it had, and what is under way or asked for."""
-        under_way = [] if self._job is None else [self._job.cursors]
-        sent = [*under_way, *(cursors for cursors, *_ in self._asked)]
-        return [assigned.committed, *(cursors[assigned.slot] for cursors in sent if assigned.slot in cursors)]
+        """Return what the group may have of a slot, in order."""
+        return [cursors for _, cursors in self._sent(assigned)]
+
+    def known_processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
+        """Return what is processed by the latest word of the application; nothing is committed before it."""
+        return assigned.stored or self._furthest(assigned) or assigned.begun_at
+
+    def _furthest(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
+        """Return the latest of ``_sent`` since the application moved a slot: none of that goes back."""
+        now = When(assigned.epoch, assigned.moves)
+        return next((cursors for when, cursors in reversed(self._sent(assigned)) if when == now), ())
+
+    def _sent(self, assigned: AssignedSlot) -> list[tuple[When, tuple[Cursor, ...]]]:
+        """Return what of a slot was committed, may have been, is under way, and is asked for."""
+        slot, epoch = assigned.slot, assigned.epoch
+        known = [(assigned.moves_committed, assigned.committed), *assigned.uncertain.items()]
+        sent: list[_Job | Asked] = [*([] if self._job is None else [self._job]), *self._asked]
+        named = [one for one in sent if slot in one.cursors and slot in one.times]
+        return [
+            *((When(epoch, moves), cursors) for moves, cursors in known),
+            *((one.times[slot], one.cursors[slot]) for one in named),
+        ]
 
     def idle(self) -> bool:
-        """Return whether nothing is under way or asked for."""
         return self._job is None and not self._asked
 
     def answered(self) -> Callable[[], bool]:
@@ -199,47 +217,34 @@ class Committer:
         asked, self._asked = self._asked, []
         together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         times: dict[OwnedSlot, When] = {}
-        for cursors, of, _ in asked:
-            together.update(cursors)
-            times.update(of)
-        waiting = [Waiting(frozenset(cursors), future) for cursors, _, future in asked if future is not None]
-        self._begin(together, times, waiting)
+        for one in asked:
+            together.update(one.cursors)
+            times.update(one.times)
+        self._begin(together, times, [one for one in asked if one.future is not None])
 
-    def _begin(self, cursors: Cursors, times: Times, waiting: list[Waiting], tries: int = 0) -> None:
+    def _begin(self, cursors: Cursors, times: Times, waiting: list[Asked], tries: int = 0) -> None:
         self.begun += not tries  # a repetition is the same commit
         held = {h.slot: cursors[h.slot] for h in self._held(cursors, times)}
-        whole = [one for one in waiting if one.slots <= held.keys()]
-        for future in (one.future for one in waiting if one not in whole):
-            future.set_exception(KafkaException(_GONE))
-        job = _Job(held, times, self._parts(held), [], whole, len(held) < len(cursors), tries)
+        whole = [one for one in waiting if len(self._held(one.cursors, one.times)) == len(one.cursors)]
+        _refuse((one for one in waiting if one not in whole), _GONE)
+        job = _Job(held, times, [], [], whole, len(held) < len(cursors), tries)
         if not held:
-            for future in (one.future for one in whole):
-                future.set_exception(KafkaException(KafkaError(KafkaError._NO_OFFSET)))
+            _refuse(whole, KafkaError(KafkaError._NO_OFFSET))
             if job.gone and not waiting:
                 self._call_on_commit(_GONE, job)
             return
+        self._job = job
         try:
-            job.units = self._send(held, self._moved(held, times))
-        except (KpsplitError, KafkaException) as error:
-            self._failed(job, error)
-        else:
-            self._job = job
-
-    def _parts(self, cursors: Cursors) -> Parts:
-        """Return what a commit says in the terms of applications: one logical offset per partition.
-
-        It holds for all slots of the partition that this member has: those that are not in the commit stand
-        where they were committed, or where they began.
-        """
-        parts: Parts = []
-        for parent in sorted({slot.parent for slot in cursors}):
-            pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
-            for assigned in self._slots.of(parent):
-                if assigned.slot not in cursors and assigned.start is not None:
-                    pieces += assigned.committed or assigned.begun_at
-            offset = logical_position(self._slots.lineage(parent), pieces)
-            parts.append(TopicPartition(parent.topic, parent.partition, offset))
-        return parts
+            offsets = self._slots.logical(held)
+            job.parts = [TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+            for unit in self._send(held, self._moved(held, times)):
+                job.units.append(unit)
+        except BaseException as error:
+            # The next turn answers, when what was sent before is over.
+            sent = {slot for unit in job.units for slot in unit.slots}
+            job.units.append(CommitUnit(tuple(held.keys() - sent), failed(error)))
+            if not isinstance(error, (KpsplitError, KafkaException)):
+                raise
 
     def _answered(self, job: _Job) -> None:
         """Every unit is decided: note it, and report the first that failed."""
@@ -253,6 +258,7 @@ class Committer:
         else:
             self.fenced = isinstance(errors[0], FencedError)
             self.rejected += self.fenced
+            self.refused_as_no_member += any(map(says_no_member, errors))
             self.failed += not self.fenced
             self._failed(job, errors[0])
 
@@ -274,13 +280,13 @@ class Committer:
             self._slots.start_anew(self._held(unit.slots, job.times))
         elif payload is not None:
             payload.aborted()
+        elif isinstance(error, UnknownOutcomeError) or not isinstance(error, KpsplitError):
+            for assigned in self._held(unit.slots, job.times):
+                assigned.uncertain[job.times[assigned.slot].moves] = job.cursors[assigned.slot]
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
         broken = self._slots.state_binding.broken(self._held(unit.slots, job.times))
         self._slots.start_anew(broken)
         return error
-
-    def _times(self, slots: Iterable[OwnedSlot]) -> Times:
-        return {slot: When((h := self._slots[slot]).epoch, h.moves) for slot in slots if slot in self._slots}
 
     def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
         """Return the slots that the application has moved to before what is committed."""
@@ -294,15 +300,14 @@ class Committer:
 
     def _succeeded(self, job: _Job) -> None:
         self._warned = None
-        for _, future in job.waiting:
+        for future in (one.future for one in job.waiting if one.future is not None):
             future.set_result(job.parts)
         self._call_on_commit(_GONE if job.gone else None, job)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
         log.warning("kpsplit: a commit failed: %s", error)
         reported = kafka_error(error)
-        for _, future in job.waiting:
-            future.set_exception(KafkaException(reported))
+        _refuse(job.waiting, reported)
         if isinstance(error, CommitPayloadError) and error.message != self._warned:
             self._warned = error.message  # it comes again with every commit
             self._events.warn(reported)
@@ -317,40 +322,25 @@ class Committer:
 
     # -- what is sent ------------------------------------------------------------------------------
 
-    def _send(self, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[CommitUnit]:
+    def _send(self, cursors: Cursors, moved: Collection[OwnedSlot]) -> Iterator[CommitUnit]:
         """Begin to commit slots, of which the application has ``moved`` some.
 
         Raises:
-            KpsplitError: the state that belongs to them is not there; nothing was sent.
+            KpsplitError: the state that belongs to them is not there; no more is sent.
         """
         processed = [
-            self._processed(parent, cursors, moved) for parent in sorted({slot.parent for slot in cursors})
+            self._slots.in_commit(parent, cursors, moved)
+            for parent in sorted({slot.parent for slot in cursors})
         ]
         if self.participant is not None:
-            return [self._with_outputs(self.participant, processed, self._of(processed, cursors))]
+            yield self._with_outputs(self.participant, processed, self._of(processed, cursors))
+            return
         plain = [p for p in processed if p.mode.plain]
         enrolled = [p for p in processed if not p.mode.plain]
-        units = []
         if enrolled:
-            units.append(self._in_transaction(enrolled, self._of(enrolled, cursors)))
+            yield self._in_transaction(enrolled, self._of(enrolled, cursors))
         if plain:
-            slots = self._of(plain, cursors)
-            try:
-                units += self._in_the_ordinary_way(plain, slots)
-            except (KpsplitError, KafkaException) as error:
-                units.append(CommitUnit(_named(slots), failed(error)))
-        return units
-
-    def _processed(
-        self, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
-    ) -> Processed:
-        mine = self._slots.of(parent)
-        ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
-        written = [c for h in mine for c in cursors.get(h.slot, ())]
-        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
-        first = next(h for h in mine if h.slot in cursors)
-        state, epochs = self._slots.state(parent), self._slots.epochs.of(parent, written)
-        return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
+            yield from self._in_the_ordinary_way(plain, self._of(plain, cursors))
 
     def _of(self, processed: Iterable[Processed], cursors: Cursors) -> list[AssignedSlot]:
         """Return the slots of some logical partitions that are in a commit."""
@@ -361,32 +351,35 @@ class Committer:
         self, participant: TransactionParticipant, processed: list[Processed], slots: list[AssignedSlot]
     ) -> CommitUnit:
         member, metadata = self.member(), self._group.metadata()
-        state = self._slots.state_binding.commit(processed, slots)
-        payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
-        future = self._executor.ask(
-            lambda offsets: offsets.commit_with_outputs(
-                processed, member, metadata, COMMIT_SECONDS, participant, payload
+        with taken(self._slots.state_binding.commit(processed, slots)) as state:
+            payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
+            future = self._executor.ask(
+                lambda offsets: offsets.commit_with_outputs(
+                    processed, member, metadata, COMMIT_SECONDS, participant, payload
+                )
             )
-        )
         return CommitUnit(_named(slots), future, payload)
 
     def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
         member, metadata = self.member(), self._group.metadata()
-        payload = self._slots.state_binding.commit(processed, slots)
-        future = self._executor.ask(
-            lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
-        )
+        with taken(self._slots.state_binding.commit(processed, slots)) as payload:
+            future = self._executor.ask(
+                lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
+            )
         return CommitUnit(_named(slots), future, payload)
 
-    def _in_the_ordinary_way(self, processed: list[Processed], slots: list[AssignedSlot]) -> list[CommitUnit]:
+    def _in_the_ordinary_way(
+        self, processed: list[Processed], slots: list[AssignedSlot]
+    ) -> Iterator[CommitUnit]:
         offsets = plain_offsets(processed)
         if not offsets:
-            return []
-        state = self._slots.state_binding.commit(processed, slots)
-        if state is None:
-            return [CommitUnit(_named(slots), self._commit_offsets(offsets))]
-        flushed = self._executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
-        return [CommitUnit(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))]
+            return
+        with taken(self._slots.state_binding.commit(processed, slots)) as state:
+            if state is None:
+                yield CommitUnit(_named(slots), self._commit_offsets(offsets))
+                return
+            flushed = self._executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
+        yield CommitUnit(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))
 
     def _commit_flushed(
         self, offsets: Mapping[PhysicalPartition, int], slots: list[AssignedSlot]
@@ -407,6 +400,11 @@ class Committer:
 
 def _named(slots: Iterable[AssignedSlot]) -> tuple[OwnedSlot, ...]:
     return tuple(assigned.slot for assigned in slots)
+
+
+def _refuse(asked: Iterable[Asked], error: KafkaError) -> None:
+    for future in (one.future for one in asked if one.future is not None):
+        future.set_exception(KafkaException(error))
 
 
 LOOK_SECONDS = 0.25

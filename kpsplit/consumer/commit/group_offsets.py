@@ -18,10 +18,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import QueryClient
-from kpsplit.consumer.commit.payload import CommitPayload, TransactionParticipant
 from kpsplit.consumer.commit.writes import (
     CommitMember,
+    CommitPayload,
     Processed,
+    TransactionParticipant,
     Writes,
     least,
     of_partition,
@@ -31,11 +32,12 @@ from kpsplit.consumer.commit.writes import (
 )
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import Absence, ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
+from kpsplit.kafka.log_ends import Failed
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -84,6 +86,7 @@ Found = SlotStart | StartError
 Pieces = list[tuple[KeyRange, Cursor | None]]
 """What tiles a range, each piece with its cursor; None: the group has no commit of it."""
 
+Starts = dict[PhysicalPartition, Cursor | StartError]
 Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
 
 
@@ -106,6 +109,8 @@ class GroupOffsets:
         """What the latest commit wrote of each partition; nothing while its outcome is not known."""
         self._gone: frozenset[str] = frozenset()
         """Sub-topics that some broker does not know any more."""
+        self._absences: dict[str, Absence] = {}
+        """Topics that were missing at the latest look for the starts of their logs."""
 
     # -- where slots start -------------------------------------------------------------------------
 
@@ -143,16 +148,16 @@ class GroupOffsets:
         """Return the partitions that some member may still read, or work on, as a whole.
 
         A member that owns the partition itself releases it when the record in hand is processed. Until then
-        the coordinator names it as the owner, or as a member that has something to release (the group is not
-        settled). Once a range of the partition was committed, some member has asked this before and found no
-        owner, and no member begins to read it as a whole any more.
+        the coordinator names it as the owner, or as one that has something to release (``nobody_on``). Once a
+        range of the partition was committed, some member has asked this before and found no owner, and no
+        member begins to read it as a whole any more.
         """
         lineages = {w.lineage.parent: w.lineage for w in shared}
         never = [p for p, lineage in lineages.items() if not self._has_commits(lineage)]
         if not never:
             return {}
         try:
-            members = self.members()
+            members = self.members(kept=True)
         except KpsplitError as error:
             return dict.fromkeys(never, error)
         return {p: StillOwnedError(p) for p in never if not members.nobody_on(p)}
@@ -183,7 +188,7 @@ class GroupOffsets:
         newer = fold.newer(self._group_id, parent, range_)
         return newer or fold.cursor(self._group_id, parent, range_, wanted.lineage)
 
-    def _fresh(self, missing: Collection[StartRequest]) -> dict[PhysicalPartition, Cursor | StartError]:
+    def _fresh(self, missing: Collection[StartRequest]) -> Starts:
         """Return where ranges of partitions start that have no range commit; each question is asked once.
 
         Args: one for each partition.
@@ -195,39 +200,38 @@ class GroupOffsets:
                 ordinary = self._query_client.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
         except KpsplitError as error:
             return {w.lineage.parent: error for w in missing}
-        found: dict[PhysicalPartition, Cursor | StartError] = {}
-        bare: dict[str, list[Lineage]] = {}
-        for lineage, given, reset in ((w.lineage, w.given, w.reset) for w in missing):
+        found: Starts = {}
+        bare: dict[str, list[StartRequest]] = {}
+        for w, lineage in ((w, w.lineage) for w in missing):
             own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
-            if reset:
-                bare.setdefault(self._reset, []).append(lineage)
+            if w.reset:
+                bare.setdefault(self._reset, []).append(w)
             elif own:
                 found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
-            elif isinstance(given, Cursor):
-                found[lineage.parent] = given
+            elif isinstance(w.given, Cursor):
+                found[lineage.parent] = w.given
             else:
-                bare.setdefault(given or self._reset, []).append(lineage)
-        for where, lineages in bare.items():
-            found |= self._resets(lineages, where)
+                bare.setdefault(w.given or self._reset, []).append(w)
+        for where, wanted in bare.items():
+            found |= self._resets(wanted, where)
         return found
 
-    def reset(self, lineage: Lineage, where: str) -> Cursor:
+    def reset(self, wanted: StartRequest, where: str) -> Cursor:
         """Return the earliest or latest position of a whole lineage.
 
         Raises:
             NoOffsetError: ``where`` is ``error``. KpsplitError: its logs do not answer.
         """
-        found = self._resets([lineage], where)[lineage.parent]
+        found = self._resets([wanted], where)[wanted.lineage.parent]
         if isinstance(found, Cursor):
             return found
         raise found
 
-    def _resets(
-        self, lineages: Collection[Lineage], where: str
-    ) -> dict[PhysicalPartition, Cursor | StartError]:
+    def _resets(self, wanted: Collection[StartRequest], where: str) -> Starts:
+        lineages = [w.lineage for w in wanted]
         if where == "error":
             return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
-        failed: dict[PhysicalPartition, KpsplitError] = {}
+        failed: Failed = {}
         if where == "latest":
             asked = {s.source for lineage in lineages for s in lineage if s.is_open}
             ends = self.admin.end_offsets(asked, failed=failed)
@@ -235,9 +239,22 @@ class GroupOffsets:
             found = {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, at_end)) for li in lineages}
         else:
             lows = self.admin.start_offsets(_sources(lineages), failed=failed)
+            failed |= self._uncertain(wanted, lows.keys() | failed.keys())
             found = {li.parent: _earliest(li, lows) for li in lineages}
         without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
         return {**found, **without}
+
+    def _uncertain(self, wanted: Iterable[StartRequest], known: Collection[PhysicalPartition]) -> Failed:
+        """Return the logs of ended segments that one broker does not know, and that may be there still."""
+        failed: Failed = {}
+        for w in wanted:
+            for source in {s.source for s in w.lineage if s.end is not None}:
+                topic = source.topic
+                if source in known or topic in w.retired:
+                    self._absences.pop(topic, None)
+                elif not self._absences.setdefault(topic, Absence(self._connection, topic)).denied():
+                    failed[source] = DeadlineExceededError(f"brokers do not agree yet that {topic} is gone")
+        return failed
 
     def ends(self, lineage: Lineage) -> dict[int, int]:
         """Return the log end of each open segment."""
@@ -246,7 +263,6 @@ class GroupOffsets:
 
     @property
     def admin(self) -> ClusterAdmin:
-        """For questions about logs."""
         if self._admin is None:
             self._admin = ClusterAdmin(self._connection)
         return self._admin
@@ -353,13 +369,13 @@ class GroupOffsets:
 
         self._without_deleted(enrolled, deadline, attempt)
 
-    def members(self) -> Members:
-        """Return who is in the group, and what each member owns.
+    def members(self, *, kept: bool = False) -> Members:
+        """Return who is in the group, what each member owns; ``kept``: and what each had when it joined.
 
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS, kept=kept)
 
     def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""
@@ -430,7 +446,6 @@ def _says_missing(answer: Future[Any], end: float) -> bool:
 
 
 def _is_missing(cause: BaseException | None) -> bool:
-    """Return whether the brokers said that there is no such topic or partition."""
     error = error_of(cause) if isinstance(cause, KafkaException) else None
     return error is not None and error.code() in MISSING
 

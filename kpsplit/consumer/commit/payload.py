@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException, Message
 
-from kpsplit.consumer.commit.writes import Processed, RecordPlace
+from kpsplit.consumer.commit.writes import CommitPayload, RecordPlace
 from kpsplit.consumer.fetch.batch import message_hash, placed_hash
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
@@ -19,6 +20,8 @@ from kpsplit.splitter.key_range import WHOLE
 if TYPE_CHECKING:  # what it takes part in is handed a deadline
     from kpsplit.clock import Deadline
 
+Taken = TypeVar("Taken", bound=CommitPayload | None)
+
 
 def place_of(message: Message) -> RecordPlace:
     """Return the place of a message that was handed out, wrapped or not; its key must be bytes or None."""
@@ -26,27 +29,6 @@ def place_of(message: Message) -> RecordPlace:
     if segment is None:
         return RecordPlace(placed_hash(message.key(), offset, WHOLE), None, offset)
     return RecordPlace(message_hash(message, segment), segment.id, offset)
-
-
-class CommitPayloadError(KpsplitError):
-    """What goes with a commit cannot be written until an operator repairs something; it is retried."""
-
-
-class CommitPayload(Protocol):
-    """What goes with one commit."""
-
-    def write(self, producer: Any, deadline: Deadline) -> None:
-        """Write it inside the commit's transaction, in its thread. It may be written again by a later one.
-
-        Raises:
-            KafkaException, KpsplitError: it could not be; the transaction is aborted.
-        """
-
-    def committed(self) -> None:
-        """The transaction was committed; engine's thread."""
-
-    def aborted(self) -> None:
-        """The transaction was aborted; engine's thread."""
 
 
 class CommitPayloads:
@@ -96,24 +78,18 @@ class CommitUnit:
         return self.future.done()
 
 
-def failed(error: Exception) -> Future[None]:
-    """Return a future that has failed."""
+@contextmanager
+def taken(payload: Taken) -> Iterator[Taken]:
+    """Have what was taken for a commit wait for the next one where it cannot even be sent."""
+    try:
+        yield payload
+    except BaseException:
+        if payload is not None:
+            payload.aborted()
+        raise
+
+
+def failed(error: BaseException) -> Future[None]:
     future: Future[None] = Future()
     future.set_exception(error)
     return future
-
-
-class TransactionParticipant(Protocol):
-    """Adds to commits. While there is one, every commit is a transaction, of ordinary offsets too."""
-
-    def payload(self, processed: Sequence[Processed]) -> CommitPayload:
-        """Return what goes with a commit of exactly this; engine's thread."""
-
-    def keeps(self, slot: OwnedSlot) -> bool:
-        """Return whether something of a slot waits for a commit; engine's thread."""
-
-    def make_producer(self, config: Mapping[str, Any]) -> Any:
-        """Make the producer that commits."""
-
-    def abandon(self, producer: Any) -> None:
-        """Let go of one whose commit is undecided; it may still be inside a call that does not return."""

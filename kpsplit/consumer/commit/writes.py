@@ -12,16 +12,19 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kpsplit.errors import InvariantError
+from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, cursor_of, ordinary_offsets
-from kpsplit.splitter.group_slots import Mode
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
+
+if TYPE_CHECKING:  # what it takes part in is handed a deadline
+    from kpsplit.clock import Deadline
 
 Epochs = Mapping[tuple[int, int], int]
 """Leader epoch of the record before a position, by segment and position; what is not known is not there."""
@@ -47,12 +50,10 @@ class Processed:
 
     @property
     def parent(self) -> PhysicalPartition:
-        """The logical partition."""
         return self.state.parent
 
     @property
     def lineage(self) -> Lineage:
-        """Its lineage."""
         return self.state.lineage
 
 
@@ -114,6 +115,43 @@ def _slowest(left: Iterable[Mapping[int, int]]) -> dict[int, int]:
     return offsets
 
 
+class CommitPayloadError(KpsplitError):
+    """What goes with a commit cannot be written until an operator repairs something; it is retried."""
+
+
+class CommitPayload(Protocol):
+    """What goes with one commit."""
+
+    def write(self, producer: Any, deadline: Deadline) -> None:
+        """Write it inside the commit's transaction, in its thread. It may be written again by a later one.
+
+        Raises:
+            KafkaException, KpsplitError: it could not be; the transaction is aborted.
+        """
+
+    def committed(self) -> None:
+        """The transaction was committed; engine's thread."""
+
+    def aborted(self) -> None:
+        """The transaction was aborted; engine's thread."""
+
+
+class TransactionParticipant(Protocol):
+    """Adds to commits. While there is one, every commit is a transaction, of ordinary offsets too."""
+
+    def payload(self, processed: Sequence[Processed]) -> CommitPayload:
+        """Return what goes with a commit of exactly this; engine's thread."""
+
+    def keeps(self, slot: OwnedSlot) -> bool:
+        """Return whether something of a slot waits for a commit; engine's thread."""
+
+    def make_producer(self, config: Mapping[str, Any]) -> Any:
+        """Make the producer that commits."""
+
+    def abandon(self, producer: Any) -> None:
+        """Let go of one whose commit is undecided; it may still be inside a call that does not return."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitMember:
     """The member that commits. ``generation`` counts its rebalances, for people; brokers check their own."""
@@ -164,7 +202,6 @@ def writes(
 
 
 def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> Writes:
-    """Return what a commit wrote of one logical partition."""
     records = tuple(record for record in wrote.records if record.parent == parent)
     offsets = {source: wrote.offsets[source] for source in lineage.sources() if source in wrote.offsets}
     return Writes(records, (), offsets)

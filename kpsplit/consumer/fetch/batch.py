@@ -156,10 +156,7 @@ class RecordReader(Protocol):
         """Read a logical partition by this state from now on."""
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        """Read a slot."""
-
-    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        """Read a slot from another place."""
+        """Read a slot, one that is read already from another place."""
 
     def disown(self, slots: Iterable[OwnedSlot]) -> None:
         """Read slots no more; some may not be read at all."""

@@ -14,8 +14,7 @@ A fetch is not read, and waits at its place, while
 * the log has lost what comes next, and the policy is to stop, or the application was not told of it yet
   (``GapNotices``); or the application paused the partition.
 
-Whoever reads asks for ``wanted``, gives what it read to ``take`` and ``at_end``, and never steps over
-anything.
+Whoever reads asks for ``wanted`` and gives all that it read to ``take`` and ``at_end``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from kpsplit.consumer.fetch.gaps import (
     loss,
     unknown_segment,
 )
-from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.consumer.fetch.record_filter import (
     FilteredRecords,
     PendingLookup,
@@ -48,6 +46,7 @@ from kpsplit.consumer.fetch.record_filter import (
     ViewQuestion,
     divided_at,
     offset_of,
+    read_headers,
     records_from,
 )
 from kpsplit.errors import FutureVersionError, KpsplitError
@@ -91,7 +90,7 @@ class FetchState:
         self._cursors: dict[OwnedSlot, Cursor] = {}
         self._fetches: dict[PhysicalPartition, SegmentFetch] = {}
         self._arranged = True
-        """Whether ``_tracks`` are those of the slots, which come by the dozen: arranged once for all."""
+        """Whether ``_fetches`` are those of the slots, which come by the dozen: arranged once for all."""
         self._questions: dict[PhysicalPartition, ViewQuestion] = {}
         self._stale: ViewQuestion | None = None
         self._stopped: set[PhysicalPartition] = set()
@@ -105,10 +104,7 @@ class FetchState:
         """Where reading stood when a log's end was read: after a seek back it has not been read."""
 
     def anew(self) -> FetchState:
-        """Return a state that knows what this one knows of partition and application, and have read nothing.
-
-        For when an exception came between: what was read is not known any more. Nobody owns a slot.
-        """
+        """Return a state that has read nothing, and owns no slot, after an exception came between."""
         new = FetchState(self.state, self._next_request_id, self._report, self._on_gap, self._wrap_all)
         new.tally, new._paused, new._notices = self.tally, self._paused, self._notices
         new._said = self._said
@@ -119,13 +115,7 @@ class FetchState:
 
     @property
     def parent(self) -> PhysicalPartition:
-        """The logical partition."""
         return self.state.parent
-
-    @property
-    def slots(self) -> tuple[OwnedSlot, ...]:
-        """The owned slots."""
-        return tuple(self._cursors)
 
     def update(self, state: PartitionState) -> None:
         """Take a newer view."""
@@ -172,10 +162,7 @@ class FetchState:
     def request_id(self) -> int:
         """The newest number of a question that waits for a fresh view, 0 if there is none."""
         self._settle()
-        if not self._questions and self._stale is None:
-            return 0
-        asked = [q.request_id for q in self._asked() if not q.fresh]
-        return max(asked, default=0)
+        return max((q.request_id for q in self._asked() if not q.fresh), default=0)
 
     def refreshed(self, request_id: int) -> None:
         """The view was read to an end asked for after the questions up to a request id had come up."""
@@ -196,18 +183,23 @@ class FetchState:
         self._settle()
         return {source: fetch.next for source, fetch in self._fetches.items() if self._reads(source, fetch)}
 
-    def take(self, source: PhysicalPartition, messages: list[Message], keyed: bool) -> list[Batch]:
-        """Take records of a physical partition that follow what was taken of it before.
+    def take(
+        self, source: PhysicalPartition, start: int, messages: list[Message], keyed: bool
+    ) -> list[Batch]:
+        """Take records of a physical partition.
 
-        What cannot be handed out yet is left out: it is ``wanted`` again later.
+        What cannot be handed out yet is left out, with all that was read after it: it is ``wanted`` again
+        later. (Nobody could tell what was left out from a hole in the log.)
 
         Args:
             source: where they were read.
+            start: the offset from which on the log was read without a break up to the last of the records.
             messages: the records, without errors, in order.
             keyed: whether each of them has a key that is not empty.
         """
         self._settle()
         self._at_end.pop(source, None)
+        messages = [] if self._has_left_out(source, start) else messages
         batches: list[Batch] = []
         while messages and (fetch := self._fetches.get(source)) is not None and self._reads(source, fetch):
             messages = records_from(messages, fetch.next)
@@ -215,18 +207,28 @@ class FetchState:
                 messages = self._take_stretch(source, fetch, messages, keyed, batches)
         return batches
 
-    def at_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
-        """Everything that can be read before an offset was read: holes at the log's end are passed."""
+    def at_end(self, source: PhysicalPartition, start: int, offset: int) -> list[Batch]:
+        """The log was read from ``start`` to its end, an offset: holes before that are passed."""
         self._settle()
         fetch = self._fetches.get(source)
-        if fetch is None or not self._reads(source, fetch):
+        if fetch is None or not self._reads(source, fetch) or self._has_left_out(source, start):
+            return []
+        if offset < fetch.next:  # cut off: it does not reach to where reading goes on
             return []
         end = offset if fetch.segment.end is None else min(offset, fetch.segment.end)
         batches = self._passed(fetch, end)
         self._at_end[source] = fetch.next
-        if all(self._ended(s, t) and t.segment.is_open for s, t in self._fetches.items()):
-            self._report(EndReached(self.parent, self._next_logical()))
+        if all(self.ended(s) and other.segment.is_open for s, other in self._fetches.items()):
+            last = max(other.segment.logical(other.next) for other in self._fetches.values())
+            # A forged commit may have moved it anywhere.
+            self._report(EndReached(self.parent, min(last, MAX_OFFSET)))
         return batches
+
+    def _has_left_out(self, source: PhysicalPartition, start: int) -> bool:
+        """Return whether something before ``start`` was read and not taken: it is read again first."""
+        fetch = self._fetches.get(source)
+        self.changed |= (left_out := fetch is not None and fetch.next < start)
+        return left_out
 
     def cut_short(self, source: PhysicalPartition) -> bool:
         """Return whether the log ends where the segment should go on: its bounds have to be looked at.
@@ -234,14 +236,13 @@ class FetchState:
         An open transaction may hold up its readers, or its end was cut off.
         """
         self._settle()
-        fetch = self._fetches.get(source)
-        if fetch is None or not self._ended(source, fetch) or fetch.segment.end is None:
-            return False
-        return fetch.next < fetch.segment.end
+        end = self._fetches[source].segment.end if self.ended(source) else None
+        return end is not None and self._fetches[source].next < end
 
-    def _ended(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
-        """Return whether the log was read to its end and the fetch still stands there."""
-        return self._at_end.get(source) == fetch.next
+    def ended(self, source: PhysicalPartition) -> bool:
+        """Return whether the log was read to its end and reading still stands there."""
+        fetch = self._fetches.get(source)
+        return fetch is not None and self._at_end.get(source) == fetch.next
 
     def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
         """Take what was found out about a log; report what it has lost of what is to be read next."""
@@ -266,7 +267,7 @@ class FetchState:
         """The application was told of a gap that was reported: go on after it if reading waits there."""
         self._settle()
         self._notices.told(gap)
-        waiting, fetch = self._untold.get(gap.source), self._fetches.get(gap.source)
+        fetch, waiting = self._fetches.get(gap.source), self._untold.get(gap.source)
         if waiting is None or not self._notices.knows(waiting):
             return []
         del self._untold[gap.source]
@@ -296,10 +297,6 @@ class FetchState:
         if event.source is not None and self._said.get(event.source) != event.error.message:
             self._report(event)
             self._said[event.source] = event.error.message
-
-    def _next_logical(self) -> int:
-        last = max((t.segment.logical(t.next) for t in self._fetches.values()), default=0)
-        return min(last, MAX_OFFSET)  # a forged commit may have moved it anywhere
 
     def _reads(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions
@@ -335,7 +332,7 @@ class FetchState:
         self._tell_foreign(source, sifted.foreign)
         epoch = inside[-1].leader_epoch() if inside else None
         if sifted.lookup is not None:
-            self._ask(source, fetch.segment, sifted.lookup.offset, sifted.lookup)
+            self._ask(source, sifted.lookup.offset, sifted.lookup)
             batches += self._passed(fetch, sifted.lookup.offset, sifted.kept, epoch)
             return []
         read_to = offset_of(inside[-1]) + 1 if inside else fetch.next
@@ -355,9 +352,8 @@ class FetchState:
             return []
         raw = kept or []
         told = raw if self._untouched(fetch.segment) else wrapped(raw, fetch.segment, self.parent)
-        batch = Batch(
-            self.parent, fetch.segment, fetch.slots, fetch.next, end, told, size_of(raw), leader_epoch
-        )
+        place = self.parent, fetch.segment, fetch.slots, fetch.next, end
+        batch = Batch(*place, told, size_of(raw), leader_epoch)
         fetch.next = end
         self._said.pop(fetch.segment.source, None)
         self._reached[fetch.segment.id] = max(end, self._reached.get(fetch.segment.id, 0))
@@ -398,9 +394,8 @@ class FetchState:
             self._tell_foreign(source, [(end, ForeignReason.NOT_THE_MARKER)])
         return rest[1:]
 
-    def _ask(
-        self, source: PhysicalPartition, segment: Segment, offset: int, record: PendingLookup | None
-    ) -> None:
+    def _ask(self, source: PhysicalPartition, offset: int, record: PendingLookup | None) -> None:
+        segment = self._fetches[source].segment
         self._questions[source] = ViewQuestion(segment.id, offset, record, self._next_request_id())
         self.changed = True
 
@@ -409,6 +404,7 @@ class FetchState:
     def _unsettle(self) -> None:
         self._fetches = {}
         self._arranged = False
+        self._at_end.clear()  # the end is reported anew, and there may be more by then
         self.changed = True
 
     def _settle(self) -> None:
@@ -445,19 +441,15 @@ class FetchState:
         for segment in lineage:
             start_offsets = needed.get(segment.id)
             if start_offsets and segment.source not in self._fetches:
-                self._fetches[segment.source] = self._track(
-                    segment, start_offsets, segment.id not in not_ready
+                ready, first = segment.id not in not_ready, min(start_offsets.values())
+                record_filter = RecordFilter(self.state, segment, start_offsets)
+                self._fetches[segment.source] = SegmentFetch(
+                    segment, first, start_offsets, ready, record_filter, tuple(start_offsets)
                 )
-        self._look_where_tracks_begin()
+        self._look_where_fetches_begin()
         self._arranged = True
 
-    def _track(self, segment: Segment, start_offsets: dict[OwnedSlot, int], ready: bool) -> SegmentFetch:
-        record_filter = RecordFilter(self.state, segment, start_offsets)
-        return SegmentFetch(
-            segment, min(start_offsets.values()), start_offsets, ready, record_filter, tuple(start_offsets)
-        )
-
-    def _look_where_tracks_begin(self) -> None:
+    def _look_where_fetches_begin(self) -> None:
         for source, question in list(self._questions.items()):
             fetch = self._fetches.get(source)
             if fetch is None or (fetch.segment.id, fetch.next) != (question.segment, question.offset):
@@ -470,7 +462,7 @@ class FetchState:
             segment = fetch.segment
             reached = self._reached.get(segment.id, segment.start)
             if fetch.ready and segment.is_open and fetch.next > reached and source not in self._questions:
-                self._ask(source, segment, fetch.next, None)
+                self._ask(source, fetch.next, None)
 
     def _asked(self) -> Iterable[ViewQuestion]:
         return (*self._questions.values(), *([self._stale] if self._stale else []))
@@ -478,20 +470,19 @@ class FetchState:
     def _ask_again(self) -> None:
         """Drop the questions that the view answers now."""
         for source, question in list(self._questions.items()):
-            if question.record is None:
+            record = question.record
+            if record is None:
                 if question.fresh and not unsettled(self.state, source):
                     reached = self._reached.get(question.segment, 0)
                     self._reached[question.segment] = max(question.offset, reached)
                     del self._questions[source]
-            elif self._is_judged(source, question, question.record):
+                continue
+            stamp, marker = record.headers.stamp, record.headers.marker
+            verdict = classify(self.state, source, record.offset, stamp, marker, refreshed=question.fresh)
+            if not isinstance(verdict, Wait):
                 if question.fresh:
-                    self._fresh_to[source] = max(question.offset + 1, self._fresh_to.get(source, 0))
+                    self._fresh_to[source] = max(record.offset + 1, self._fresh_to.get(source, 0))
                 del self._questions[source]
-
-    def _is_judged(self, source: PhysicalPartition, question: ViewQuestion, record: PendingLookup) -> bool:
-        stamp, marker = record.headers.stamp, record.headers.marker
-        verdict = classify(self.state, source, record.offset, stamp, marker, refreshed=question.fresh)
-        return not isinstance(verdict, Wait)
 
     def _tell_foreign(self, source: PhysicalPartition, found: list[tuple[int, ForeignReason]]) -> None:
         for reason in dict.fromkeys(reason for _, reason in found):

@@ -32,7 +32,6 @@ class Gap:
     reason: GapReason
 
     def __str__(self) -> str:
-        """Return it as people read it."""
         extent = f"offsets {self.start} to {self.end - 1} of {self.source}"
         return f"segment {self.segment}: {extent} cannot be read ({self.reason.replace('_', ' ')})"
 
@@ -152,21 +151,17 @@ class _Spans:
         self._spans: list[tuple[int, int]] = []
 
     def missing(self, start: int, end: int) -> int:
-        """Return how much of a stretch was not added."""
         return end - start - sum(min(e, end) - max(s, start) for s, e in self._near(start, end))
 
     def add(self, start: int, end: int) -> None:
-        """Add a stretch."""
         near = self._near(start, end)
         whole = min([start, *(s for s, _ in near)]), max([end, *(e for _, e in near)])
         self._spans = [*(span for span in self._spans if span not in near), whole]
 
     def _near(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the stretches that overlap or touch one."""
         return [span for span in self._spans if span[0] <= end and start <= span[1]]
 
     def cover(self, start: int, end: int) -> bool:
-        """Return whether all of a stretch was added."""
         return start >= end or any(s <= start and end <= e for s, e in self._spans)
 
 

@@ -19,11 +19,11 @@ from confluent_kafka import Message
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.logical_record import LogicalRecord, OurHeaders, read_headers, without_stamp
 from kpsplit.consumer.fetch.physical_reader import LostStartError, PhysicalReader
+from kpsplit.consumer.fetch.record_filter import OurHeaders, read_headers
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.logical_message import headers_of
+from kpsplit.kafka.logical_message import Headers, headers_of
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import (
@@ -40,13 +40,40 @@ from kpsplit.splitter.reading import (
     unsettled,
     wrong_topic,
 )
-from kpsplit.splitter.records.data import Stamp
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 
 Refresh = Callable[[], PartitionState]
 """Reads the control topic to its present end and returns the partition's state."""
 
 WAIT_SECONDS = 0.1
 NO_TIMESTAMP = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalRecord:
+    """One delivered record: its logical place, its content, and where it is stored.
+
+    ``epoch`` is the epoch that opened its segment. ``headers`` are without the stamp. ``timestamp`` is in
+    milliseconds since 1970, None if the record has none. ``stamp`` is None for a record that kpsplit's
+    producers did not write here: one of another writer, or a copy of a record that stood elsewhere.
+    """
+
+    logical_offset: int
+    segment: int
+    epoch: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    source_topic: str
+    source_partition: int
+    source_offset: int
+    timestamp: int | None
+    stamp: Stamp | None
+
+    @property
+    def keyless(self) -> bool:
+        """Return whether the record has no key."""
+        return self.key is None
 
 
 @dataclass(slots=True)
@@ -90,17 +117,14 @@ class LineageReader:
         self._reader = PhysicalReader(connection, patience)
 
     def __enter__(self) -> Self:
-        """Return the reader."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the reader."""
         self.close()
 
     def close(self) -> None:
-        """End the clients."""
         self._reader.close()
 
     def records(self, first: int = 0) -> Iterator[LogicalRecord]:
@@ -232,10 +256,15 @@ def _logical_record(message: Message, segment: Segment, logical: int, stamp: Sta
         epoch=segment.opened_epoch,
         key=key,
         value=value,
-        headers=without_stamp(headers_of(message)),
+        headers=_without_stamp(headers_of(message)),
         source_topic=segment.source.topic,
         source_partition=segment.source.partition,
         source_offset=message.offset() or 0,
         timestamp=None if kind == NO_TIMESTAMP else timestamp,
         stamp=stamp,
     )
+
+
+def _without_stamp(headers: Headers | None) -> tuple[tuple[str, bytes | None], ...]:
+    """Return the application's own headers."""
+    return tuple((name, value) for name, value in headers or () if name != STAMP_HEADER)

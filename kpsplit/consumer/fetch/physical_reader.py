@@ -75,7 +75,6 @@ class PhysicalReader:
         return ClusterAdmin(self._connection)
 
     def close(self) -> None:
-        """End the consumer."""
         self._consumer.close()
 
     def rest(self) -> None:
@@ -85,17 +84,23 @@ class PhysicalReader:
         self._consumer.unassign()
 
     def bounds(self, source: PhysicalPartition) -> LogBounds | None:
-        """Return what a physical partition holds now, None if there is no such partition.
+        """Return what a physical partition holds now, None if it is certain that there is no such partition.
 
         Raises:
-            KpsplitError: the brokers could not be asked, or a right is missing.
+            KpsplitError: the brokers could not be asked or do not agree, or a right is missing.
         """
-        low = self._admin.start_offsets([source])
-        high = self._admin.end_offsets([source])
-        stable = self._admin.end_offsets([source], IsolationLevel.READ_COMMITTED)
-        if source not in low or source not in high or source not in stable:
-            return None
-        return LogBounds(low[source], high[source].offset, stable[source].offset)
+        limit = Deadline(self._patience)
+        while True:
+            low = self._admin.start_offsets([source])
+            high = self._admin.end_offsets([source])
+            stable = self._admin.end_offsets([source], IsolationLevel.READ_COMMITTED)
+            if source in low and source in high and source in stable:
+                return LogBounds(low[source], high[source].offset, stable[source].offset)
+            found = self._admin.known(source.topic)  # each of these answers may be a stale broker's
+            if found is None or source.partition >= len(found.partitions):
+                return None
+            limit.check(f"the brokers to agree on whether there is a log {source}")
+            time.sleep(ASK_AGAIN_SECONDS)
 
     def topic_id(self, topic: str) -> str | None:
         """Return Kafka's id of a topic, None if there is no such topic.

@@ -93,7 +93,6 @@ class HandoutProgress:
 
     @property
     def slots(self) -> tuple[OwnedSlot, ...]:
-        """The slots whose progress is kept."""
         return tuple(self._assignment_epochs)
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
@@ -222,7 +221,6 @@ def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:
 
 
 def _divided(batch: Batch, count: int) -> tuple[Batch, Batch]:
-    """Divide a batch after its first ``count`` records, of which there are more."""
     cut = physical_offset(batch.messages[count])
     rest = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
     before = replace(batch, end=cut, messages=batch.messages[:count], bytes=batch.bytes - rest.bytes)

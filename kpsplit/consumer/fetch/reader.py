@@ -2,10 +2,9 @@
 
 ``fetch_state`` and ``record_filter`` decide what is read and who gets it; here are the clients. One consumer
 is assigned by hand.
-A physical partition that has to wait is taken from its assignment, and added again at the
-exact offset, so nothing waits in memory and the others go on. (librdkafka drops what it has fetched of a
-partition when the partition is taken away, before the call returns: no record of an earlier assignment
-comes later.)
+A physical partition that has to wait is taken from its assignment, and added again at the exact offset, so
+nothing waits in memory and the others go on. (librdkafka drops what it has fetched of a partition when it is
+taken away, before the call returns: no record of an earlier assignment comes later.)
 """
 
 from __future__ import annotations
@@ -68,6 +67,8 @@ _OUTSIDE = {
     KafkaError.UNKNOWN_TOPIC_ID,
 }
 """The log is not what was expected: brokers are asked about it."""
+_REFUSED = {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Nothing was read. Other errors may stand in the place of records that the client passes over."""
 
 _key = Message.key
 
@@ -79,7 +80,7 @@ class SlotReader:
     concern fetching. report: called with everything that is no record, from within the other methods; it
     must not call back. on_gap: what is done where records are gone; where they are skipped, reading waits at
     a gap until ``told`` says that the application knows of it. wrap_all: hand out every message as a
-    ``LogicalMessage``.
+    ``LogicalMessage``. client: reads the logs, made of the settings if none is given.
 
     Raises:
         ConfigurationError: the client refuses a setting.
@@ -93,16 +94,20 @@ class SlotReader:
         *,
         on_gap: GapPolicy = GapPolicy.ERROR,
         wrap_all: bool = False,
+        client: Consumer | None = None,
     ) -> None:
         self._report = report
         self._on_gap = on_gap
         self._wrap_all = wrap_all
-        self._consumer = _consumer(connection, settings)
+        self._consumer = client or _consumer(connection, settings)
         self._connection = connection
         self._admin = AdminUse(connection)
         self._tickets = itertools.count(1)
         self._partitions: dict[PhysicalPartition, FetchState] = {}
         self._assigned: dict[PhysicalPartition, int] = {}
+        """Where the client stands in each log: up to there it was read without a break."""
+        self._heard_end: set[PhysicalPartition] = set()
+        """The logs whose end the client has reported there: it does that once, and not again by itself."""
         self._owners: dict[PhysicalPartition, FetchState] = {}
         self._probes: dict[PhysicalPartition, LogProbe] = {}
         self._identified: set[str] = set()
@@ -128,11 +133,7 @@ class SlotReader:
         )
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        """Begin to read for a slot, from where its last owner processed to."""
-        self._partitions[slot.parent].own(slot, cursor)
-
-    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        """Read on for an owned slot from another place; also ends a stop at a gap."""
+        """Read for a slot from where it was processed to; one that is owned from another place."""
         self._partitions[slot.parent].own(slot, cursor)
 
     def told(self, parent: PhysicalPartition, gap: Gap) -> list[Batch]:
@@ -142,9 +143,8 @@ class SlotReader:
     def disown(self, slots: Iterable[OwnedSlot]) -> None:
         """Stop reading for slots; those that are not owned are ignored."""
         for slot in slots:
-            fetch_state = self._partitions.get(slot.parent)
-            if fetch_state is not None:
-                fetch_state.disown(slot)
+            if slot.parent in self._partitions:
+                self._partitions[slot.parent].disown(slot)
 
     def pause(self, parents: Iterable[PhysicalPartition]) -> None:
         """Stop fetching for logical partitions, at their places."""
@@ -152,7 +152,6 @@ class SlotReader:
             self._partitions[parent].pause(True)
 
     def resume(self, parents: Iterable[PhysicalPartition]) -> None:
-        """Fetch again for logical partitions."""
         for parent in parents:
             self._partitions[parent].pause(False)
 
@@ -171,7 +170,7 @@ class SlotReader:
         """
         with translated("change what is read"):
             self._consumer.unassign()
-        for known in (self._assigned, self._owners, self._probes, self._told):
+        for known in (self._assigned, self._heard_end, self._owners, self._probes, self._told):
             known.clear()
         for parent, fetch_state in self._partitions.items():
             self._partitions[parent] = fetch_state.anew()
@@ -232,7 +231,6 @@ class SlotReader:
         return batches
 
     def close(self) -> None:
-        """End the clients."""
         self._consumer.close()
         self._probes.clear()
         self._admin.close()
@@ -262,49 +260,56 @@ class SlotReader:
             self._count = min(MOST, self._count * GROWTH)
 
     def _take(self, source: PhysicalPartition | None, run: list[Message]) -> list[Batch]:
-        if source is None:
-            for message in run:
-                self._take_error(None, message)
-            return []
-        keyed = all(map(_key, run))
-        records = run if keyed else [m for m in run if m.error() is None]
+        """Take a run in the client's order. An end after which more of the log comes is none any more."""
+        if source is not None and all(map(_key, run)):
+            return self._take_records(source, run, keyed=True)
         batches: list[Batch] = []
-        if records:
-            self._told.pop(source, None)
-            self._rests.pop(source, None)
-            self._assigned[source] = (records[-1].offset() or 0) + 1
-            batches = self._owners[source].take(source, records, keyed)
-        if len(records) < len(run):
-            for message in run:
-                if message.error() is not None:
-                    batches += self._take_error(source, message)
+        last = next((m for m in reversed(run) if source is not None and _is_of(m, source)), None)
+        for failed, group in itertools.groupby(run, lambda message: message.error() is not None):
+            if failed:
+                for message in group:
+                    batches += self._take_error(source, message, ends=message is last)
+            elif source is not None:
+                records = list(group)
+                batches += self._take_records(source, records, keyed=all(map(_key, records)))
         return batches
 
-    def _take_error(self, source: PhysicalPartition | None, message: Message) -> list[Batch]:
+    def _take_records(self, source: PhysicalPartition, records: list[Message], *, keyed: bool) -> list[Batch]:
+        self._told.pop(source, None)
+        self._rests.pop(source, None)
+        self._heard_end.discard(source)
+        start, self._assigned[source] = self._assigned[source], (records[-1].offset() or 0) + 1
+        return self._owners[source].take(source, start, records, keyed)
+
+    def _take_error(self, source: PhysicalPartition | None, message: Message, *, ends: bool) -> list[Batch]:
         error = message.error()
         if message.topic() is None:
             source = None
-        elif source is None or (source.topic, source.partition) != (message.topic(), message.partition()):
+        elif source is None or not _is_of(message, source):
             return []  # of a log that is read no more: the client drops its records then, not its errors
         code = None if error is None else error.code()
         if code == KafkaError._PARTITION_EOF and source is not None:
-            return self._take_end(source, message.offset() or 0)
+            return self._take_end(source, message.offset() or 0) if ends else []
         if source is not None and code in _OUTSIDE:
             if source in self._probes and not self._probes[source].holds_up:
                 del self._probes[source]  # the client has stopped there: it has to be assigned anew
             self._probe(self._owners[source], source, self._assigned[source], with_bounds=True)
-        elif error is not None and code not in _TRANSIENT and self._told.get(source) != code:
-            self._told[source] = error.code()
+        elif error is not None and code not in _TRANSIENT:
             told = translate(error, f"read {source}" if source else "read")
             told.retriable = not error.fatal()
-            owner = None if source is None else self._owners[source].parent
-            self._report(Unreadable(owner, source, told))
+            if source is not None and code not in _REFUSED:
+                self._owners[source].stop(source, told)
+            elif self._told.get(source) != code:
+                self._told[source] = error.code()
+                owner = None if source is None else self._owners[source].parent
+                self._report(Unreadable(owner, source, told))
         return []
 
     def _take_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
-        self._assigned[source] = max(offset, self._assigned[source])
-        fetch_state = self._owners[source]
-        batches = fetch_state.at_end(source, offset)
+        start, fetch_state = self._assigned[source], self._owners[source]
+        self._assigned[source] = max(offset, start)
+        self._heard_end.add(source)
+        batches = fetch_state.at_end(source, start, offset)
         self._look_behind(fetch_state, source)
         return batches
 
@@ -325,13 +330,11 @@ class SlotReader:
                 self._consumer.incremental_assign([_place(s, offset) for s, offset in coming.items()])
         new = {source.topic for source in coming} - {source.topic for source in self._assigned}
         self._assigned.update(coming)
-        for topic in new:
-            self._find_leaders(topic)
-
-    def _find_leaders(self, topic: str) -> None:
-        """Have the client ask now: by itself it does so once a second, and reads nothing until then."""
-        with suppress(KafkaException):  # it does not wait for the answer, and says so
-            self._consumer.list_topics(topic, timeout=0)
+        for (
+            topic
+        ) in new:  # the client looks for leaders once a second by itself, and reads nothing until then
+            with suppress(KafkaException):  # it does not wait for the answer, and says so
+                self._consumer.list_topics(topic, timeout=0)
 
     def _compare(
         self,
@@ -342,15 +345,26 @@ class SlotReader:
         wanted = {s: at for s, at in fetch_state.wanted().items() if self._may_read(fetch_state, s, at)}
         for source in [s for s, owner in self._owners.items() if owner is fetch_state]:
             at = wanted.get(source)
-            if at is not None and self._assigned[source] <= at <= self._assigned[source] + NEAR:
+            if at is not None and self._reads_on(fetch_state, source, at):
                 self._look_behind(fetch_state, source)
                 del wanted[source]
                 continue
             leaving.append(source)
             del self._assigned[source], self._owners[source]
+            self._heard_end.discard(source)
         for source, at in wanted.items():
             coming[source] = at
             self._owners[source] = fetch_state
+
+    def _reads_on(self, fetch_state: FetchState, source: PhysicalPartition, at: int) -> bool:
+        """Return whether the client comes to a place by itself.
+
+        Not from the end of a log, which may have been cut off. An end that was not taken it reports again
+        only when it is assigned anew.
+        """
+        if source in self._heard_end:
+            return at == self._assigned[source] and fetch_state.ended(source)
+        return self._assigned[source] <= at <= self._assigned[source] + NEAR
 
     def _may_read(self, fetch_state: FetchState, source: PhysicalPartition, at: int) -> bool:
         if source in self._probes:
@@ -417,7 +431,7 @@ class SlotReader:
                 for fetch_state in self._partitions.values():
                     if fetch_state.wanted().get(source) == probe.position:
                         batches += self._take_answer(fetch_state, probe)
-                    elif probe.holds_up:  # it says nothing of where reading goes on now: read there again
+                    else:  # it says nothing of where reading goes on now: look there
                         fetch_state.changed = True
         return batches
 
@@ -475,6 +489,10 @@ def _runs(
         length = len(list(group))
         yield table.get(key), messages[at : at + length]
         at += length
+
+
+def _is_of(message: Message, source: PhysicalPartition) -> bool:
+    return (message.topic(), message.partition()) == (source.topic, source.partition)
 
 
 def _place(source: PhysicalPartition, offset: int = 0) -> TopicPartition:

@@ -13,13 +13,14 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.logical_record import OurHeaders, read_headers
-from kpsplit.kafka.logical_message import headers_of
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.kafka.logical_message import Headers, headers_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Foreign, ForeignReason, SkipReason, SkipRecord, Wait, classify
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, Stamp
 
 _key = Message.key
 
@@ -36,6 +37,42 @@ class ReadTally:
     def strays(self) -> int:
         """Records that their producers sent again to the right segment."""
         return self.skipped[SkipReason.STRAY]
+
+
+@dataclass(frozen=True, slots=True)
+class OurHeaders:
+    """What kpsplit wrote into a record's headers. ``malformed``: there is garbage under one of our names."""
+
+    stamp: Stamp | None = None
+    marker: Marker | None = None
+    malformed: bool = False
+
+
+NONE_OF_OURS = OurHeaders()
+
+
+def read_headers(headers: Headers | None) -> OurHeaders:
+    """Find the stamp and the marker among a record's headers. Garbage is neither: no data are lost by it.
+
+    Raises:
+        FutureVersionError: a newer kpsplit wrote them.
+    """
+    if not headers:
+        return NONE_OF_OURS
+    stamp: Stamp | None = None
+    marker: Marker | None = None
+    malformed = False
+    for name, value in headers:
+        try:
+            if name == STAMP_HEADER:
+                stamp = Stamp.decode(value)
+            elif name == MARKER_HEADER:
+                marker = Marker.decode(value)
+        except FutureVersionError:
+            raise
+        except RecordError:
+            malformed = True
+    return OurHeaders(stamp, marker, malformed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +244,6 @@ class SegmentFetch:
     slots: tuple[OwnedSlot, ...]
 
     def stands_at(self, gap: Gap) -> bool:
-        """Return whether a gap is what comes next."""
         return (self.segment.id, self.next) == (gap.segment, gap.start)
 
 
@@ -226,14 +262,12 @@ class ViewQuestion:
 
 
 def records_from(messages: list[Message], offset: int) -> list[Message]:
-    """Return the records that are not before an offset."""
     if offset_of(messages[0]) >= offset:
         return messages
     return messages[bisect_left(messages, offset, key=offset_of) :]
 
 
 def divided_at(messages: list[Message], end: int | None) -> tuple[list[Message], list[Message]]:
-    """Divide records at a segment's end."""
     if end is None or offset_of(messages[-1]) < end:
         return messages, []
     cut = bisect_left(messages, end, key=offset_of)
@@ -241,5 +275,4 @@ def divided_at(messages: list[Message], end: int | None) -> tuple[list[Message],
 
 
 def offset_of(message: Message) -> int:
-    """Return the physical offset of a record."""
     return message.offset() or 0

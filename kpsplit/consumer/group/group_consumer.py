@@ -7,7 +7,7 @@ as they are assigned; data are read by another consumer (``fetch.reader``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from kpsplit.kafka.error_map import error_of
+from kpsplit.errors import FencedError
+from kpsplit.kafka.error_map import NO_MEMBER, error_of, is_one_of
 from kpsplit.splitter.lineage import PhysicalPartition
 
 Places = Sequence[PhysicalPartition]
@@ -53,14 +54,13 @@ class GroupConsumer:
         self._incremental = incremental
         self._topics: frozenset[str] = frozenset()
         self._unpolled = 0
-        self._commits: deque[tuple[list[TopicPartition], Future[None]]] = deque()
-        self._stale_answers = 0
+        self._commits: deque[tuple[list[TopicPartition], Future[None] | None]] = deque()
+        """Whose answers ``poll`` will bring; without a future nobody waits for one any more."""
         self.assignment: set[PhysicalPartition] = set()
         """What the coordinator gave this member, as of the latest callback."""
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics subscribed to."""
         return self._topics
 
     def subscribe(self, topics: Collection[str], listener: Assignments) -> None:
@@ -92,8 +92,23 @@ class GroupConsumer:
             self._consumer.list_topics(timeout=LOOK_SECONDS)
 
     def metadata(self) -> Any:
-        """Return this member's identity and generation in the group: what fences commits."""
-        return self._consumer.consumer_group_metadata()
+        """Return this member's identity and generation in the group: what fences commits.
+
+        Raises:
+            FencedError: it is not in the group now; the metadata would be nobody's, and fence nothing.
+        """
+        metadata = self._consumer.consumer_group_metadata()
+        if self.expelled():  # looked at afterwards: else it might be expelled in between
+            raise FencedError("could not commit ranges: this member is not in its group now", retriable=True)
+        return metadata
+
+    def expelled(self) -> bool:
+        """Return whether the client knows that it is no member of the group that it has joined.
+
+        With the classic protocol: it learns of it from a heartbeat, or leaves where nothing was polled for
+        ``max.poll.interval.ms``. ``poll`` tells it later.
+        """
+        return bool(self._topics or self.assignment) and not self.memberid()
 
     def memberid(self) -> str | None:
         """Return the member's id, None while it has none."""
@@ -138,21 +153,23 @@ class GroupConsumer:
             _settle(future, None, done or ())
 
     def _committed(self, error: KafkaError | None, parts: Sequence[TopicPartition]) -> None:
-        """Librdkafka has the answer to the oldest commit that was sent without waiting."""
-        if self._stale_answers:
-            self._stale_answers -= 1
-        elif self._commits:
-            _settle(self._commits.popleft()[1], error, parts)
+        """Librdkafka has the answer to a commit of these offsets, maybe not the oldest: it tries again."""
+        named = (n for n, (sent, _) in enumerate(self._commits) if _offsets(sent) == _offsets(parts))
+        if self._commits:
+            index = next(named, 0)
+            future = self._commits[index][1]
+            del self._commits[index]
+            if future is not None:
+                _settle(future, error, parts)
 
     def _commit_again(self) -> None:
         """Answers to commits under way cannot come: commit again, and wait for it."""
-        while self._commits:
-            parts, future = self._commits.popleft()
-            self._stale_answers += 1
-            self._commit_now(parts, future)
+        waiting, self._commits = self._commits, deque((parts, None) for parts, _ in self._commits)
+        for parts, future in waiting:
+            if future is not None:
+                self._commit_now(parts, future)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Use other credentials from now on."""
         self._consumer.set_sasl_credentials(username, password)
 
     def close(self) -> None:
@@ -187,11 +204,22 @@ class GroupConsumer:
             self._consumer.unassign()
 
 
+def says_no_member(error: BaseException) -> bool:
+    """Return whether the group refused a commit because it has no such member any more."""
+    if isinstance(error, FencedError):
+        return not error.retriable
+    return is_one_of(error, NO_MEMBER)
+
+
 def part_of(place: PhysicalPartition, offset: int, metadata: str | None) -> TopicPartition:
     """Return a partition as the client library takes it; metadata are text or nothing there, never None."""
     if not metadata:
         return TopicPartition(place.topic, place.partition, offset)
     return TopicPartition(place.topic, place.partition, offset, metadata)
+
+
+def _offsets(parts: Iterable[TopicPartition]) -> set[tuple[str, int, int]]:
+    return {(p.topic, p.partition, p.offset) for p in parts}
 
 
 def _settle(future: Future[None], error: KafkaError | None, parts: Sequence[TopicPartition]) -> None:

@@ -19,26 +19,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
-from kpsplit.consumer.events import Callback, Events, kafka_error, parts
+from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
-from kpsplit.consumer.slots.assigned import (
-    STARTING,
-    AssignedOffset,
-    AssignedOffsets,
-    AssignedSlot,
-    SlotStage,
-)
+from kpsplit.consumer.metadata import ClusterTopics
+from kpsplit.consumer.slots.assigned import STARTING, AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
-from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, resolve, subtopics
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import slots_topic
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +59,9 @@ class State(StrEnum):
     CLOSING = "closing"
     CLOSED = "closed"
 
+
+_UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
+"""librdkafka reports it as a fatal error without a code of its own."""
 
 _HANDING_OVER = KafkaError(
     KafkaError._STATE, "slots are being handed over at this moment; call again when that is done"
@@ -122,13 +121,9 @@ class Membership:
         self._committer = committer
         self._events = events
         self._engine = engine
-        self.handed_over = self.lost_slots = self.times_left = 0
+        self.times_left = 0
         self._subscribed: dict[str, Subscribed] = {}
-        self._announced: set[PhysicalPartition] = set()
-        self.given = AssignedOffsets()
-        self.on_assign: Callable[[list[Any]], object] | None = None
-        self.on_revoke: Callable[[list[Any]], object] | None = None
-        self.on_lost: Callable[[list[Any]], object] | None = None
+        self.callbacks = RebalanceCallbacks(events)
         self.away = False
         """The slots were given up; the group is left until the application polls again."""
         self.closing = self.closed = False
@@ -206,24 +201,10 @@ class Membership:
             everything = list(self._slots)
             self._surely(everything, lambda: self.give_up("slots that arrived could not be taken"))
 
-    def given_start(self, parent: PhysicalPartition) -> AssignedOffset | None:
-        """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
-        return self.given.start(parent) if parent in self._announced else None
-
     def hold(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""
         self._given = True
         self._slots.add(assigned_slots)
-
-    def announce(self, found: list[AssignedSlot]) -> Callback | None:
-        """Have on_assign called for logical partitions of which the application does not know yet."""
-        new = {h.parent for h in found} - self._announced
-        self._announced |= new
-        self.given.forget(new)
-        on_assign = self.on_assign
-        if on_assign is None or not new:
-            return None
-        return self._events.call(lambda: on_assign(parts(new)))
 
     def revoked(self, places: Places) -> None:
         """Slots are taken away: hand them over, then let the coordinator go on."""
@@ -266,7 +247,7 @@ class Membership:
             self.give_up("records of slots that are taken away are still being worked on")
             return
         self._revoking = State.REVOKING_PARTITION
-        callback = self._revoke_callback(leaving) if call_back else None
+        callback = self._call_on_revoke(leaving) if call_back else None
         if callback is not None and not self._wait(lambda: callback.done, patience):
             self.give_up("on_revoke has not returned in time")
             return
@@ -275,16 +256,19 @@ class Membership:
             self.give_up("the commit of slots that are taken away was not answered in time")
             return
         self._drop(leaving)
-        self.handed_over += len(leaving)
+        self._slots.handed_over += len(leaving)
+
+    def _call_on_revoke(self, leaving: list[AssignedSlot]) -> Callback | None:
+        gone = {h.slot for h in leaving}
+        staying = {h.parent for h in self._slots if h.slot not in gone}
+        return self.callbacks.revoke({h.parent for h in leaving}, staying)
 
     def lose(self, gone: list[AssignedSlot]) -> None:
         """Drop slots without a commit, call on_lost; the member stays in the group unless it is away."""
-        known = self._forget_announced(gone)
+        call_on_lost = self.callbacks.lose({h.parent for h in gone})
         self._drop(gone)
-        self.lost_slots += len(gone)  # nothing of them is handed out from here on
-        listener = self.on_lost or self.on_revoke
-        if listener is not None and known:
-            self._events.call(lambda: listener(parts(known)))
+        self._slots.lost += len(gone)  # nothing of them is handed out from here on
+        call_on_lost()
 
     def give_up(self, why: str) -> None:
         """Commit what is processed, drop every slot, be away from the group until the application polls."""
@@ -318,31 +302,6 @@ class Membership:
         self._engine.internal_error()
         log.error("kpsplit: internal error in a rebalance", exc_info=error)
         self._events.warn(kafka_error(error))
-
-    def _revoke_callback(self, leaving: list[AssignedSlot]) -> Callback | None:
-        """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
-        known = self._forget_announced(leaving)
-        gone = {h.slot for h in leaving}
-        staying = known & {h.parent for h in self._slots if h.slot not in gone}
-        self._announced |= staying
-        on_revoke, on_assign = self.on_revoke, self.on_assign
-        if on_revoke is None or not known:
-            return None
-        if on_assign is not None:
-            self.given.forget(staying)
-
-        def call() -> None:
-            on_revoke(parts(known))
-            if on_assign is not None and staying:
-                on_assign(parts(staying))
-
-        return self._events.call(call)
-
-    def _forget_announced(self, gone: list[AssignedSlot]) -> set[PhysicalPartition]:
-        """Return the partitions of slots that on_assign has named; it names them again if one comes back."""
-        known = {h.parent for h in gone} & self._announced
-        self._announced -= known
-        return known
 
     def _commit(self, leaving: list[AssignedSlot], patience: Patience) -> bool:
         """Commit what slots have processed, again where that fails early; return whether there was an answer.
@@ -378,6 +337,118 @@ class Membership:
         partition, index = slot_at(place.partition, known.slots)
         slot = OwnedSlot(PhysicalPartition(known.topic, partition), index, known.slots)
         return AssignedSlot(slot, place, known.mode)
+
+
+class Subscribing:
+    """What the application has subscribed to, and what was done for it. Owned by the engine's thread."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        membership: Membership,
+        slots: AssignedSlots,
+        topics: ClusterTopics,
+        events: Events,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._metadata = slots.metadata
+        self.topics = topics
+        self._events = events
+        self._wanted: tuple[str, ...] | None = None
+        self._leaving = False
+        self.by_hand = False
+        """Partitions were assigned by hand: there is no group."""
+
+    def subscribe(self, names: Sequence[str]) -> None:
+        """Take a new subscription of the application; an empty one is none."""
+        resolve(names, (), ())  # a pattern that is none is refused at once
+        self._wanted = tuple(names) or None
+        self.topics.list_anew()
+        if self._wanted is None:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the group: a revocation of everything follows."""
+        self._wanted = None
+        self._leaving = True
+        self._membership.leave_group()
+
+    def come_back(self) -> None:
+        """The application polls again after its slots were given up; the group has to be left before.
+
+        A member that gave up a part of its slots would otherwise stay in the group with the others, and
+        would not be given them again.
+        """
+        if self._membership.out(by_hand=False):
+            self._membership.away = False
+
+    def turn(self, *, nested: bool) -> None:
+        """Follow the view and the cluster's topics; nothing is changed from inside a rebalance."""
+        if nested:
+            return
+        if self._membership.away or self._wanted is None:
+            self._leave_for_now()
+            return
+        metadata = self._metadata
+        if not metadata.ready or (listed := self._listed(self._wanted)) is None:
+            return
+        names = resolve(self._wanted, listed, subtopics(metadata.view.states.values()))
+        topics = [metadata.subscribed(name) for name in sorted(names)]
+        self._membership.follow_modes(topics)
+        self._follow_growth(topics)
+        wanted = frozenset(t.group_topic for t in topics)
+        if wanted != self._membership.topics:
+            self._leaving = False
+            self._membership.subscribe(topics)
+
+    def explain(self, error: KafkaError) -> None:
+        """Report an error of the group consumer in terms of the application's topics and settings."""
+        self._events.tell(_explained(error, self._settings, self._wanted or ()))
+
+    def _leave_for_now(self) -> None:
+        if self._membership.leave_group():
+            self._leaving = True
+        elif self._leaving and self._membership.out():
+            self._leaving = False
+            self._membership.left()
+
+    def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
+        """Have slots added where topics have grown; report partitions that cannot be read."""
+        for error in self.topics.add_slots({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
+            log.warning("kpsplit: %s", error)
+            self._events.warn(kafka_error(error))
+
+    def _listed(self, wanted: Sequence[str]) -> frozenset[str] | None:
+        """Return the cluster's topics, none where no pattern asks for them; None while they are not known."""
+        if not any(name.startswith("^") for name in wanted):
+            return frozenset()
+        return self.topics.listed()
+
+
+def _explained(error: KafkaError, settings: ConsumerSettings, wanted: Sequence[str]) -> KafkaError:
+    code, text = error.code(), error.str()
+    if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+        return KafkaError(
+            code,
+            "the other members of the group do not use the setting of this one, "
+            f"partition.assignment.strategy={settings.strategy}; give all members the same "
+            "partition.assignment.strategy and group.protocol",
+        )
+    if settings.assignor and _UNSUPPORTED in text:
+        return KafkaError(
+            KafkaError.UNSUPPORTED_ASSIGNOR,
+            f"the brokers have no assignor group.remote.assignor={settings.assignor}; nothing was assigned; "
+            "give the name of one of theirs (their setting group.consumer.assignors: uniform and range "
+            "unless changed), or none",
+            fatal=error.fatal(),
+        )
+    for topic in wanted:
+        slots = slots_topic(topic)
+        if slots in text:
+            hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic}"
+            return KafkaError(code, f"{text}; the slots of topic {topic} cannot be seen: {hint}")
+    return error
 
 
 def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:

@@ -1,7 +1,8 @@
 """Who owns what in the group, as the coordinator says.
 
-* After a sleep nothing is handed out until the coordinator has confirmed the member's slots: the decision
-  (pure) and its shell.
+* After a sleep, after a commit that was refused as of no member, and while the coordinator is silent for
+  too long, nothing is handed out until the coordinator has confirmed the member's slots: the decision (pure)
+  and its shell.
 * The state store is given every member's slots, so that it follows the slots it keeps warm copies of.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -20,7 +21,6 @@ from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import KpsplitError
@@ -35,18 +35,23 @@ Sessions last longer; but heartbeats of before the gap may have been lost, and t
 """
 AGAIN_SECONDS = 0.5
 
+NO_DOUBT = 0
+
+LOOKS = 4
+"""So often the coordinator is asked in the time in which it may be silent."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnershipQuestion:
-    """Who owns these slots? ``sleep`` numbers the gap after which it is asked, ``at`` is when."""
+    """Who owns these slots? ``doubt`` numbers what it is asked after (or ``NO_DOUBT``), ``at`` is when."""
 
-    sleep: int
+    doubt: int
     at: float
     assigned_slots: tuple[AssignedSlot, ...]
 
 
 class OwnershipCheck:
-    """Whether a member that may have slept still owns its slots; pure.
+    """Whether a member that may have slept, or was refused as none, still owns its slots; pure.
 
     A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
     ends its slots are given to others. It cannot know that when it wakes up. So every turn of the engine is a
@@ -54,8 +59,16 @@ class OwnershipCheck:
     After a longer gap nothing is handed out until the coordinator, asked after the gap, has named this member
     as the owner of every slot that it holds.
 
+    A member that runs may be cut off from its coordinator alone. Then its session ends just so, and it goes
+    on reading, because its slots' brokers answer. librdkafka knows of sessions in a stable classic group only
+    (2.16; with KIP-848 it never gives up). So the coordinator is asked now and then, whatever its answer;
+    when it has not answered for as long as the least session, that is a doubt as well.
+
+    A member that is inside a hand-over does not poll the group, so it is not told that it was expelled. But
+    its commits are refused then, or its client has no member id any more: that is a doubt as a gap is.
+
     =====================================  =================================================================
-    the coordinator, asked after the gap   what follows
+    the coordinator, asked after that      what follows
     =====================================  =================================================================
     names this member                      the slot is confirmed; when all are, records are handed out again
     names another member                   the slot is lost
@@ -70,16 +83,18 @@ class OwnershipCheck:
     All times are seconds of one clock, which must also run while the member sleeps.
 
     Args:
-        known_for: how long it holds good that the member owns its slots; less than any session.
+        known_for: how long it holds good that the member owns its slots: half of the least session.
         now: the time.
     """
 
     def __init__(self, known_for: float, now: float) -> None:
         self._known_for = known_for
+        self._session = 2 * known_for
+        self._heard = now
         self._bound = min(known_for, ASLEEP_SECONDS)
         self._turned = now
         self._shared = False
-        self._sleeps = 0
+        self._doubts = NO_DOUBT
         self._ask_at = 0.0
         self._told = False
         self._confirmed: list[AssignedSlot] = []
@@ -91,7 +106,7 @@ class OwnershipCheck:
         """The moment until which records may be handed out, unless a later turn names a later one."""
         if self.held:
             return SHUT
-        return self._turned + self._bound if self._shared else inf
+        return min(self._turned + self._bound, self._heard + self._session) if self._shared else inf
 
     def turned(self, now: float, *, shared: bool) -> bool:
         """Note a turn; return whether it is the first after a sleep.
@@ -99,23 +114,37 @@ class OwnershipCheck:
         ``shared``: the member is in a group. Without one its slots cannot be given to another.
         """
         slept = shared and self._shared and now - self._turned > self._bound
+        if not self._shared:
+            self._heard = now
         self._turned, self._shared = now, shared
+        self.held = shared and self.held
         if slept:
-            self._sleeps += 1
-            self._ask_at = now
-            self._told, self._confirmed = False, []
-        self.held = shared and (self.held or slept)
+            self.doubt(now)
         return slept
+
+    def silent(self, now: float) -> bool:
+        """Return whether the coordinator's silence is a doubt that there was not yet."""
+        return self._shared and not self.held and now - self._heard >= self._session
+
+    def doubt(self, now: float) -> None:
+        """The slots may be another member's: hold everything back, and ask."""
+        self._doubts += 1
+        self._ask_at = now
+        self._told, self._confirmed = False, []
+        self.held = self._shared
 
     def question(self, now: float, assigned_slots: Sequence[AssignedSlot]) -> OwnershipQuestion | None:
         """Return what to ask the coordinator now; None if nothing."""
-        if not self.held or now < self._ask_at:
+        if not self.held and not assigned_slots:
+            self._heard = now
+        due = self._ask_at if self.held else max(self._ask_at, self._heard + self._session / LOOKS)
+        if not self._shared or now < due:
             return None
-        return OwnershipQuestion(self._sleeps, now, tuple(assigned_slots))
+        return OwnershipQuestion(self._doubts if self.held else NO_DOUBT, now, tuple(assigned_slots))
 
     def failed(self, now: float) -> None:
         """The coordinator could not be asked."""
-        self._ask_at = now + AGAIN_SECONDS
+        self._ask_at = now + (AGAIN_SECONDS if self.held else self._session / (2 * LOOKS))
 
     def answered(
         self,
@@ -127,6 +156,8 @@ class OwnershipCheck:
     ) -> list[AssignedSlot]:
         """Take an answer; return the slots that are lost. ``settle`` follows.
 
+        To a question that was asked by the way, the slots that it names for others: these are in doubt.
+
         Args:
             now: the time.
             question: what was asked.
@@ -134,16 +165,19 @@ class OwnershipCheck:
             me: this member's id, None or "" while it has none.
             assigned_slots: what the member holds now.
         """
-        if question.sleep != self._sleeps and now - question.at > self._known_for:
-            return []  # else a machine so busy that every turn comes late would never go on
-        self._told, self._ask_at = True, now + AGAIN_SECONDS
+        self._heard = max(self._heard, question.at)
         asked = [h for h in assigned_slots if _among(h, question.assigned_slots)]
         named = [(h, owners[h.place].member) for h in asked if me and h.place in owners]
+        if question.doubt == NO_DOUBT:  # it says nothing of a doubt that came since
+            return [] if self.held else [h for h, owner in named if owner != me]
+        if question.doubt != self._doubts and now - question.at > self._known_for:
+            return []  # else a machine so busy that every turn comes late would never go on
+        self._told, self._ask_at = True, now + AGAIN_SECONDS
         self._confirmed = [h for h, owner in named if owner == me]
         return [h for h, owner in named if owner != me]
 
     def expelled(self) -> None:
-        """Librdkafka has reported a loss after the sleep: slots that come now are new."""
+        """Librdkafka has reported a loss after the doubt: slots that come now are new."""
         self._told = True
 
     def settle(self, assigned_slots: Sequence[AssignedSlot]) -> None:
@@ -160,30 +194,38 @@ log = logging.getLogger(__name__)
 
 
 class OwnershipGuard:
-    """Holds records back after a sleep until the coordinator has confirmed the slots: see ``OwnershipCheck``.
+    """Holds records back in doubt until the coordinator has confirmed the slots: see ``OwnershipCheck``.
 
     Owned by the engine's thread. The question is asked in the executor's thread.
+
+    Inside a rebalance nothing is lost by an answer, for on_lost would come inside the hand-over. A slot that
+    is named for another member is read, handed out and committed no more, and lost when the callback ends.
 
     Args:
         known_for: how long it holds good that this member owns its slots, in seconds.
         slots: what is held, and the sink that hands out.
-        membership: loses slots that others own.
         group: knows this member's id.
         executor: asks the coordinator.
         events: where trouble is noted.
+        lose: drops slots that others own.
+        refusals: how often a commit was refused as of no member of the group.
     """
 
     def __init__(
         self,
         known_for: float,
         slots: AssignedSlots,
-        membership: Membership,
         group: GroupConsumer,
         executor: BrokerExecutor[GroupOffsets],
         events: Events,
+        lose: Callable[[list[AssignedSlot]], None],
+        refusals: Callable[[], int],
     ) -> None:
         self._slots = slots
-        self._membership = membership
+        self._lose = lose
+        self._refusals = refusals
+        self._refusals_seen = 0
+        self._named_for_others: list[AssignedSlot] = []
         self._group = group
         self._executor = executor
         self._events = events
@@ -205,34 +247,50 @@ class OwnershipGuard:
 
     def turned(self, now: float) -> None:
         """Note a turn of the engine: before it reads, after requests, which may change the sink."""
-        if self._check.turned(now, shared=bool(self._membership.topics or self._shared_slots())):
+        refusals = self._refusals()
+        refused, self._refusals_seen = refusals != self._refusals_seen, refusals
+        if self._check.turned(now, shared=bool(self._group.topics or self._shared_slots())):
             log.info("kpsplit: this member has not run for a while; it asks who owns its slots")
             self.times_held += 1
-            self._lost_before = self._membership.lost_slots
+            self._lost_before = self._slots.lost
+        elif refused:
+            self._doubt("a commit was refused as of no member")
+        elif self._check.silent(now):
+            self._doubt("the group's coordinator does not answer")
         self._keep_open()
 
     def turn(self, *, nested: bool) -> None:
-        """After a sleep: ask when it is time, take the answer when it is there. After the group was polled.
+        """In doubt: ask when it is time, take the answer when it is there. After the group was polled.
 
-        Inside a rebalance (``nested``) nothing is lost by an answer: the rebalance decides.
+        ``nested``: inside a rebalance.
 
         Raises:
             KpsplitError: the coordinator could not be asked; records are held back until it can.
         """
-        if self.held:
-            self._pursue(nested)
-            self._keep_open()
+        if self._named_for_others and not nested:
+            gone, self._named_for_others = self._slots.still(self._named_for_others), []
+            self._lose(gone)
+        if nested and not self.held and self._group.expelled():
+            self._doubt("this member is not in its group any more")
+        self._pursue(nested)
+        self._keep_open()
+
+    def _doubt(self, why: str) -> None:
+        log.info("kpsplit: %s; nothing is handed out before the group has confirmed the slots", why)
+        self._check.doubt(monotonic())
+        self._lost_before = self._slots.lost
 
     def _pursue(self, nested: bool) -> None:
         if self._asked is not None and self._asked[1].done():
             (question, answer), self._asked = self._asked, None
             self._take(question, answer, nested)
-        if self._membership.lost_slots != self._lost_before:
-            self._check.expelled()
-        self._check.settle(self._shared_slots())
-        if not self._check.held:
+        if self.held:
+            if self._slots.lost != self._lost_before:
+                self._check.expelled()
+            self._check.settle(self._shared_slots())
+        if not self.held:
             self._forget_trouble()
-        elif self._asked is None:
+        if self._asked is None:
             self._ask()
 
     def _ask(self) -> None:
@@ -246,15 +304,26 @@ class OwnershipGuard:
             members = answer.result()
         except KpsplitError as error:
             self._check.failed(now)
+            if not self.held:
+                return
             self._trouble = KpsplitError(
-                f"records are held back after a sleep: {error.message}", hint="the group is asked again"
+                f"records are held back, the slots may be others': {error.message}",
+                hint="the group is asked again",
             )
             raise self._trouble from error
         me = self._group.memberid()
         gone = self._check.answered(now, question, members.assigned, me, self._shared_slots())
-        if gone and not nested:
-            log.warning("kpsplit: %d slots were given to other members during a sleep", len(gone))
-            self._membership.lose(gone)
+        if not gone:
+            return
+        if question.doubt == NO_DOUBT:
+            self._doubt("the group names other members for slots of this one")
+            return
+        log.warning("kpsplit: %d slots were given to other members unnoticed", len(gone))
+        if nested:
+            self._slots.withdraw(gone)
+            self._named_for_others += gone
+        else:
+            self._lose(gone)
 
     def _forget_trouble(self) -> None:
         if self._trouble is not None and self._events.trouble is self._trouble:
@@ -265,7 +334,8 @@ class OwnershipGuard:
         self._slots.sink.keep_open(self.until)
 
     def _shared_slots(self) -> list[AssignedSlot]:
-        return [h for h in self._slots if not h.by_hand]
+        others = self._named_for_others
+        return [h for h in self._slots if not h.by_hand and not _among(h, others)]
 
 
 PEERS_AGAIN_SECONDS = 1.0
@@ -285,12 +355,12 @@ class PeerAssignments:
     def __init__(
         self,
         slots: AssignedSlots,
-        membership: Membership,
         group: GroupConsumer,
         executor: BrokerExecutor[GroupOffsets],
+        slot_at: Callable[[PhysicalPartition], OwnedSlot | None],
     ) -> None:
         self._slots = slots
-        self._membership = membership
+        self._slot_at = slot_at
         self._group = group
         self._executor = executor
         self._seen: object = None
@@ -300,7 +370,7 @@ class PeerAssignments:
     def turn(self) -> None:
         """Ask when it is time, take the answer when it is there."""
         store = self._slots.state_binding.store
-        if store is None or not store.standbys or not self._membership.topics:
+        if store is None or not store.standbys or not self._group.topics:
             return
         now, seen = monotonic(), self._rebalances()
         if self._answer is not None:
@@ -311,7 +381,7 @@ class PeerAssignments:
             self._answer = self._executor.ask(lambda offsets: offsets.members())
 
     def _rebalances(self) -> object:
-        return self._slots.rebalances, self._membership.handed_over, self._membership.lost_slots
+        return self._slots.rebalances, self._slots.handed_over, self._slots.lost
 
     def _take(self, answer: Future[Members], now: float) -> None:
         self._answer = None
@@ -331,7 +401,7 @@ class PeerAssignments:
             return False
         owned: dict[str, list[OwnedSlot]] = defaultdict(list)
         for place, owner in members.assigned.items():
-            slot = self._membership.slot_at(place)
+            slot = self._slot_at(place)
             if slot is not None:
                 owned[owner.member].append(slot)
         store.assigned(owned, me)

@@ -1,21 +1,26 @@
-"""What handlers are, what they get in other processes, and what they return to have it written."""
+"""What handlers are, what they get, what they return to have it written, and processes that call them.
+
+A process for a handler imports this module and nothing else of ``run``: it should start soon.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import pickle
+import signal
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.logical_message import Headers, headers_of
 from kpsplit.splitter.records.data import STAMP_HEADER
-
-
-def own_headers(message: Any) -> Headers:
-    """Return the application's own headers of a message: kpsplit's stamp belongs to one place in one log."""
-    return [(name, value) for name, value in headers_of(message) or () if name != STAMP_HEADER]
 
 
 def place(message: Any) -> str:
@@ -147,9 +152,6 @@ class Record:
 RECORD_BYTES = 200
 """What a record that waits for its transaction takes in memory besides its key and value, roughly."""
 
-CREATE_TIME = 1
-"""confluent_kafka.TIMESTAMP_CREATE_TIME, without loading the library into the processes of handlers."""
-
 ERROR_HEADER = "kpsplit.failed.error"
 TOPIC_HEADER = "kpsplit.failed.topic"
 PARTITION_HEADER = "kpsplit.failed.partition"
@@ -265,18 +267,24 @@ def dead_letter(message: Any, error: BaseException, topic: str) -> Output:
         OutputError: the handler has put something into the message that cannot be written.
     """
     headers: list[tuple[str, Any]] = [
-        *own_headers(message),
+        # kpsplit's stamp belongs to one place in one log.
+        *(header for header in headers_of(message) or () if header[0] != STAMP_HEADER),
         (ERROR_HEADER, type(error).__name__.encode()),
         (TOPIC_HEADER, message.topic().encode()),
         (PARTITION_HEADER, str(message.partition()).encode()),
         (OFFSET_HEADER, str(message.offset()).encode()),
     ]
     kind, milliseconds = message.timestamp()
-    timestamp = milliseconds if kind == CREATE_TIME else 0
+    timestamp = milliseconds if kind == TIMESTAMP_CREATE_TIME else 0
     return checked(Output(topic, message.key(), message.value(), headers, timestamp=timestamp))
 
 
 Handler = Callable[[Any], Any]
+
+Call = Callable[[Any], tuple[Output, ...]]
+"""Calls the handler with a record; returns what is to be written."""
+
+AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
 
 
 def is_async(handler: Handler) -> bool:
@@ -305,8 +313,8 @@ def check_handler(handler: Any, *, executor: str) -> None:
         )
 
 
-def synchronous(handler: Handler, *, transactional: bool) -> Callable[[Any], tuple[Output, ...]]:
-    """Return what a thread calls."""
+def synchronous(handler: Handler, *, transactional: bool) -> Call:
+    """Return what a thread, or a process, calls."""
     checked = outputs_of if transactional else _nothing
 
     def call(record: Any) -> tuple[Output, ...]:
@@ -316,7 +324,7 @@ def synchronous(handler: Handler, *, transactional: bool) -> Callable[[Any], tup
     return call
 
 
-def asynchronous(handler: Handler, *, transactional: bool) -> Callable[[Any], Awaitable[tuple[Output, ...]]]:
+def asynchronous(handler: Handler, *, transactional: bool) -> AsyncCall:
     """Return what a task of the event loop calls."""
     checked = outputs_of if transactional else _nothing
 
@@ -341,3 +349,39 @@ def _nothing(returned: Any) -> tuple[Output, ...]:
             hint="give the async function itself, or transactional=True for a generator of Outputs",
         )
     return ()
+
+
+class RemoteError(KpsplitError):
+    """A handler in another process raised something that cannot be sent; the message names its class."""
+
+
+def serve(pipe: Connection, packed_handler: bytes, transactional: bool) -> None:
+    """In a process of its own: call the handler with each record that comes, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to everybody; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        handler = pickle.loads(packed_handler)
+    except BaseException as error:  # noqa: BLE001 - told by run()
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    call = synchronous(handler, transactional=transactional)
+    pipe.send(None)
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send(_called(call, pipe.recv()))
+
+
+def _called(call: Call, record: Record) -> tuple[tuple[Output, ...], bytes | None, str]:
+    try:
+        return call(record), None, ""
+    except BaseException as error:  # noqa: BLE001 - the parent's policy decides
+        return (), _packed(error), "".join(traceback.format_exception(error))
+
+
+def _packed(error: BaseException) -> bytes:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - an exception class may do anything here
+        return pickle.dumps(RemoteError(f"the handler raised {type(error).__name__}"))
+    return data

@@ -3,8 +3,8 @@
 A *lane* is a key range inside one slot. Its records are worked on one at a time, in the order in which they
 were read, so each key keeps its order; different lanes are worked on at the same time. There are several
 lanes for each worker, so that an idle worker finds one although others are busy, slow or failed. The lane
-whose next record was read first is given out first: all lanes advance together through the log, none is left
-behind, and what must be read again after a crash is little.
+whose next record was read first is given out first: all advance together through the log, and what must be
+read again after a crash is little.
 
 The life of a lane::
 
@@ -20,6 +20,11 @@ other.
 A slot that leaves while a record of it is being worked on becomes a *revoked queue*. If its keys come back (a
 seek, or the slot itself), nothing of them is given out before that is done.
 
+Outputs of processed records wait in the outbox for the transaction that commits these records. Which of them
+go into a transaction is decided by the place of their record and by what the transaction commits, and by
+nothing else. So it does not matter when a commit was put together, what was processed since, or how often it
+was tried; lanes need not wait for each other.
+
 No locks, threads, clocks here: ``work_queue`` is the shell.
 """
 
@@ -28,13 +33,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kpsplit.consumer.commit.writes import RecordPlace
+from kpsplit.consumer.commit.writes import CommitCoverage, Processed, RecordPlace
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, header_bytes, message_hash
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
@@ -43,10 +48,11 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import Cursor
 
+if TYPE_CHECKING:
+    from kpsplit.consumer.run.handlers import Output
+
 
 class LaneState(Enum):
-    """What a lane is doing."""
-
     IDLE = "idle"
     READY = "ready"
     BUSY = "busy"
@@ -58,8 +64,8 @@ class LaneState(Enum):
     """Other lanes took its place."""
 
 
+# Looked at for every record: an enumeration's members are slow to reach.
 IDLE, READY, BUSY = LaneState.IDLE, LaneState.READY, LaneState.BUSY
-"""Looked at for every record: an enumeration's members are slow to reach."""
 
 
 class LaneEntry(NamedTuple):
@@ -73,12 +79,7 @@ class LaneEntry(NamedTuple):
 
     @property
     def place(self) -> RecordPlace:
-        """Where the record stands in its logical partition."""
         return RecordPlace(self.hash, self.segment, physical_offset(self.message))
-
-
-NO_ATTEMPT: AbstractContextManager[None] = nullcontext()
-"""Around the call of a handler that keeps no state."""
 
 
 class Lane:
@@ -97,16 +98,14 @@ class Lane:
         self.state = IDLE
         self.memory: Any = None
         """What the policy remembers of the next record's failures."""
-        self.attempt: Any = NO_ATTEMPT
+        self.attempt: Any = nullcontext()
         """What is around the call of the handler that works on the record."""
 
     @property
     def record(self) -> Any:
-        """The record that is next, or being worked on."""
         return self.queue[0].message
 
     def append(self, entry: LaneEntry) -> None:
-        """Take one more record."""
         self.queue.append(entry)
         self.pending[entry.segment] = self.pending.get(entry.segment, 0) + 1
         self.bytes += entry.size
@@ -121,7 +120,6 @@ class Lane:
             self.state = IDLE
 
     def pop(self) -> LaneEntry:
-        """Forget the first record: it was processed."""
         entry = self.queue.popleft()
         self.bytes -= entry.size
         if self.pending[entry.segment] > 1:
@@ -161,17 +159,11 @@ class SlotQueue:
 
     @property
     def open(self) -> bool:
-        """Return whether records may be given out."""
         return not (self.released or self.waits_for or self.gone)
 
 
-class Table(NamedTuple):
-    """The lanes of one logical partition in the order of their ranges, for finding one by a key hash."""
-
-    lows: list[int]
-    highs: list[int]
-    lanes: list[Lane]
-
+Table = tuple[list[int], list[int], list[Lane]]
+"""The lanes of one logical partition and the bounds of their ranges, in order: to find one by a key hash."""
 
 Parts = dict[Lane, list[LaneEntry]]
 """The records of a batch by lane."""
@@ -205,7 +197,8 @@ class LaneScheduler:
         left = self.dropped([slot])
         slot_queue = SlotQueue(slot, cursor.positions)
         slot_queue.lanes = [Lane(next(self._serials), slot_queue, slot.range)]
-        slot_queue.waits_for = {o for o in self._revoked_queues if _share_keys(o.slot, slot)}
+        same = (queue for queue in self._revoked_queues if queue.slot.parent == slot.parent)
+        slot_queue.waits_for = {queue for queue in same if queue.slot.range.overlaps(slot.range)}
         self._slot_queues[slot] = slot_queue
         self._tables.pop(slot.parent, None)
         return left
@@ -234,32 +227,20 @@ class LaneScheduler:
     def places(self) -> dict[OwnedSlot, Cursor]:
         """Return from where each slot that is not released has to be read on; counts the bytes anew."""
         self.waiting_bytes = sum(lane.bytes for lane in self.lanes())
-        slot_queues = [slot_queue for slot_queue in self._slot_queues.values() if not slot_queue.released]
-        return {
-            slot_queue.slot: Cursor(slot_queue.slot.range, dict(slot_queue.frontier))
-            for slot_queue in slot_queues
-        }
-
-    def slots(self) -> tuple[OwnedSlot, ...]:
-        """Return the slots that are owned."""
-        return tuple(self._slot_queues)
-
-    # -- records come --------------------------------------------------------------------------------
+        staying = [queue for queue in self._slot_queues.values() if not queue.released]
+        return {queue.slot: Cursor(queue.slot.range, dict(queue.frontier)) for queue in staying}
 
     def prepare(self, parent: PhysicalPartition) -> None:
         """Make lanes where there are too few for the number of slots owned now; before ``divide``."""
         each = -(-self._wanted // max(1, len(self._slot_queues)))
-        slot_queues = [
-            slot_queue for slot_queue in self._slot_queues.values() if slot_queue.slot.parent == parent
-        ]
-        for slot_queue in slot_queues:
-            if len(slot_queue.lanes) < each:
-                self._more_lanes(slot_queue, -(-each // len(slot_queue.lanes)))
+        slot_queues = [queue for queue in self._slot_queues.values() if queue.slot.parent == parent]
+        for queue in slot_queues:
+            if len(queue.lanes) < each:
+                self._more_lanes(queue, -(-each // len(queue.lanes)))
         if parent not in self._tables:
-            lanes = sorted(
-                (lane for slot_queue in slot_queues for lane in slot_queue.lanes), key=lambda lane: lane.range
-            )
-            self._tables[parent] = Table([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
+            lanes = [lane for queue in slot_queues for lane in queue.lanes]
+            lanes.sort(key=lambda lane: lane.range)
+            self._tables[parent] = ([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
 
     def divide(self, batch: Batch) -> Parts:
         """Return a batch's records by lane; changes nothing but the count of records."""
@@ -279,39 +260,33 @@ class LaneScheduler:
 
     def add(self, batch: Batch, parts: Parts) -> int:
         """Take a batch's records; return how many lanes became ready. All of them, or none if it raises."""
-        slot_queues = [
-            slot_queue for slot_queue in map(self._slot_queues.get, batch.slots) if slot_queue is not None
-        ]
-        before = [(slot_queue, slot_queue.frontier.get(batch.segment.id)) for slot_queue in slot_queues]
+        queues = [queue for queue in map(self._slot_queues.get, batch.slots) if queue is not None]
+        before = [(queue, dict(queue.frontier)) for queue in queues]
         try:
-            return self._add(batch, parts)
+            return self._add(batch, parts, queues)
         except BaseException:
-            for slot_queue, frontier in before:
-                slot_queue.frontier.pop(batch.segment.id, None)
-                if frontier is not None:
-                    slot_queue.frontier[batch.segment.id] = frontier
+            for queue, frontier in before:
+                queue.frontier = frontier
             for lane, entries in parts.items():
                 lane.without(entries)
+                if lane.bytes <= self._lane_bytes:  # else an empty lane would keep its range from being read
+                    self.backpressured.discard(lane)
             raise
 
-    def _add(self, batch: Batch, parts: Parts) -> int:
+    def _add(self, batch: Batch, parts: Parts, slot_queues: Iterable[SlotQueue]) -> int:
         became_ready = 0
         for lane, entries in parts.items():
             for entry in entries:
                 lane.append(entry)
-            size = sum(entry.size for entry in entries)
-            self.waiting_bytes += size
+            self.waiting_bytes += sum(entry.size for entry in entries)
             if lane.bytes > self._lane_bytes:
                 self.backpressured.add(lane)
             if lane.state is IDLE:
                 became_ready += self._ready_again(lane)
-        self._advance(batch)
+        for slot_queue in slot_queues:
+            known = slot_queue.frontier.get(batch.segment.id, batch.end)
+            slot_queue.frontier[batch.segment.id] = max(known, batch.end)
         return became_ready
-
-    def offer(self, batch: Batch) -> int:
-        """Do ``prepare``, ``divide`` and ``add`` at once."""
-        self.prepare(batch.parent)
-        return self.add(batch, self.divide(batch))
 
     def backpressured_ranges(self) -> dict[PhysicalPartition, frozenset[KeyRange]]:
         """Return the key ranges of the backpressured lanes of slots that stay, by logical partition."""
@@ -333,12 +308,9 @@ class LaneScheduler:
 
     def next_oldest(self) -> Lane | None:
         """Give out a lane that no other of its logical partition is behind; None if none can be worked on."""
-        oldest: dict[PhysicalPartition, Lane] = {}
-        for lane in self.lanes():
-            if lane.queue and lane.slot_queue.open:
-                known = oldest.setdefault(lane.slot_queue.slot.parent, lane)
-                if lane.queue[0].number < known.queue[0].number:
-                    oldest[lane.slot_queue.slot.parent] = lane
+        waiting = [lane for lane in self.lanes() if lane.queue and lane.slot_queue.open]
+        waiting.sort(key=lambda lane: lane.queue[0].number, reverse=True)
+        oldest = {lane.slot_queue.slot.parent: lane for lane in waiting}
         for lane in oldest.values():
             if lane.state is READY:
                 self._ready = [entry for entry in self._ready if entry[2] is not lane]
@@ -349,24 +321,21 @@ class LaneScheduler:
     def done(self, lane: Lane) -> int:
         """The lane's record was processed; return how many lanes became ready."""
         if self._let_go(lane):
-            return self._let_go_of_revoked(lane.slot_queue)
-        entry = lane.pop()
-        self.waiting_bytes -= entry.size
-        if lane.bytes <= self._lane_bytes // 2:
-            self.backpressured.discard(lane)
-        lane.state = IDLE
-        return self._ready_again(lane)
+            entry = lane.pop()
+            self.waiting_bytes -= entry.size
+            if lane.bytes <= self._lane_bytes // 2:
+                self.backpressured.discard(lane)
+            lane.state = IDLE
+            return self._ready_again(lane)
+        return self._let_go_of_revoked(lane.slot_queue)
 
     def give_back(self, lane: Lane) -> int:
         """The lane's record was not processed and can be given out again; return how many became ready."""
-        if self._let_go(lane):
-            return self._let_go_of_revoked(lane.slot_queue)
-        return self._ready_again(lane)
+        return self._ready_again(lane) if self._let_go(lane) else self._let_go_of_revoked(lane.slot_queue)
 
     def park(self, lane: Lane) -> int:
         """The lane's record failed and is tried again later; return how many other lanes became ready."""
-        lane.state = LaneState.PARKED
-        return self._let_go_of_revoked(lane.slot_queue) if self._let_go(lane) else 0
+        return self._rests(lane, LaneState.PARKED)
 
     def unpark(self, lane: Lane) -> int:
         """The time has come to try a parked lane again; return how many lanes became ready."""
@@ -375,8 +344,7 @@ class LaneScheduler:
 
     def stop(self, lane: Lane) -> int:
         """The lane's record failed for good; return how many other lanes became ready."""
-        lane.state = LaneState.STOPPED
-        return self._let_go_of_revoked(lane.slot_queue) if self._let_go(lane) else 0
+        return self._rests(lane, LaneState.STOPPED)
 
     # -- how far everything is -----------------------------------------------------------------------
 
@@ -392,30 +360,28 @@ class LaneScheduler:
         return pieces
 
     def lanes(self) -> Iterator[Lane]:
-        """Return the lanes of all slots."""
         return (lane for slot_queue in self._slot_queues.values() for lane in slot_queue.lanes)
 
-    # -- inside --------------------------------------------------------------------------------------
+    def _rests(self, lane: Lane, state: LaneState) -> int:
+        lane.state = state
+        return 0 if self._let_go(lane) else self._let_go_of_revoked(lane.slot_queue)
 
     def _let_go(self, lane: Lane) -> bool:
-        """Count that nobody works on a lane any more; tell whether its slot has left meanwhile."""
+        """Count that nobody works on a lane any more; return whether its slot is still here."""
         if not lane.slot_queue.busy:
             raise InvariantError("a lane was given back that nobody works on")
         lane.slot_queue.busy -= 1
-        return lane.slot_queue.gone
+        return not lane.slot_queue.gone
 
-    def _let_go_of_revoked(self, revoked_queue: SlotQueue) -> int:
-        if revoked_queue.busy:
+    def _let_go_of_revoked(self, revoked: SlotQueue) -> int:
+        if revoked.busy:
             return 0
-        self._revoked_queues.discard(revoked_queue)
-        became_ready = 0
-        for slot_queue in self._slot_queues.values():
-            if revoked_queue in slot_queue.waits_for:
-                slot_queue.waits_for.discard(revoked_queue)
-                if not slot_queue.waits_for:
-                    ready = (lane for lane in slot_queue.lanes if lane.state is READY)
-                    became_ready += sum(map(self._ready_again, ready))
-        return became_ready
+        self._revoked_queues.discard(revoked)
+        waiting = [queue for queue in self._slot_queues.values() if revoked in queue.waits_for]
+        for queue in waiting:
+            queue.waits_for.discard(revoked)
+        ready = (lane for q in waiting if not q.waits_for for lane in q.lanes if lane.state is READY)
+        return sum(map(self._ready_again, ready))
 
     def _ready_again(self, lane: Lane) -> int:
         """Queue a lane if it has records; 1 if a worker can take it now."""
@@ -426,13 +392,6 @@ class LaneScheduler:
             return 0
         heappush(self._ready, (lane.queue[0].number, lane.serial, lane))
         return 1
-
-    def _advance(self, batch: Batch) -> None:
-        for slot in batch.slots:
-            slot_queue = self._slot_queues.get(slot)
-            if slot_queue is not None:
-                known = slot_queue.frontier.get(batch.segment.id, batch.end)
-                slot_queue.frontier[batch.segment.id] = max(known, batch.end)
 
     def _more_lanes(self, slot_queue: SlotQueue, factor: int) -> None:
         """Divide each lane of a slot that nobody works on and that has not failed; none if it raises."""
@@ -475,5 +434,66 @@ def _given_out(lane: Lane) -> Lane:
     return lane
 
 
-def _share_keys(one: OwnedSlot, other: OwnedSlot) -> bool:
-    return one.parent == other.parent and one.range.overlaps(other.range)
+class Kept(NamedTuple):
+    """What the record at a place gave."""
+
+    slot_queue: SlotQueue
+    place: RecordPlace
+    outputs: tuple[Output, ...]
+    size: int
+
+
+Transfer = tuple[Kept, ...]
+"""What goes into one transaction, in an order that keeps that of every lane."""
+
+
+class Outbox:
+    """Outputs of processed records until the transaction that commits these records. Not thread safe.
+
+    ``room`` is in bytes. When it is used up nothing more may be processed before a commit (``full``).
+    """
+
+    def __init__(self, room: int) -> None:
+        self.bytes = 0
+        self._room = room
+        self._kept: dict[SlotQueue, dict[RecordPlace, Kept]] = {}
+
+    @property
+    def full(self) -> bool:
+        return self.bytes >= self._room
+
+    @property
+    def wants_commit(self) -> bool:
+        """Return whether a commit should not wait for its time: half of the room is taken."""
+        return self.bytes >= self._room // 2
+
+    def add(self, slot_queue: SlotQueue, entry: LaneEntry, outputs: tuple[Output, ...]) -> None:
+        kept = Kept(slot_queue, entry.place, outputs, sum(output.size for output in outputs))
+        self._kept.setdefault(slot_queue, {})[kept.place] = kept
+        self.bytes += kept.size
+
+    def forget(self, slot_queue: SlotQueue) -> None:
+        """A slot has left: its next owner processes its records again, from the committed cursor."""
+        self.bytes -= sum(kept.size for kept in self._kept.pop(slot_queue, {}).values())
+
+    def keeps(self, slot: OwnedSlot) -> bool:
+        return any(slot_queue.slot == slot for slot_queue in self._kept)
+
+    def covered(self, processed: Sequence[Processed]) -> Transfer:
+        """Return the outputs of the records that a commit calls processed."""
+        covers = {p.parent: CommitCoverage(p) for p in processed}
+        return tuple(
+            kept
+            for slot_queue, found in self._kept.items()
+            if slot_queue.slot.parent in covers
+            for kept in found.values()
+            if covers[slot_queue.slot.parent].holds(kept.place)
+        )
+
+    def committed(self, transfer: Transfer) -> None:
+        for kept in transfer:
+            found = self._kept.get(kept.slot_queue)
+            if found is not None and found.pop(kept.place, None) is not None:
+                self.bytes -= kept.size
+                if not found:
+                    del self._kept[kept.slot_queue]

@@ -16,10 +16,9 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.consumer.commit.payload import CommitPayloadError
-from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.commit.writes import CommitPayloadError, Processed
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
-from kpsplit.consumer.run.outbox import Transfer
+from kpsplit.consumer.run.lanes import Transfer
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
@@ -83,7 +82,6 @@ class DeadLetters:
         return ()
 
     def close(self, seconds: float) -> None:
-        """End the producer."""
         if self._producer is not None:
             self._producer.close(seconds)
 
@@ -94,19 +92,9 @@ class DeadLetters:
             return self._producer
 
 
-class LettersInTransactions:
-    """Dead letters of a transactional run: outputs like any other, written with the commit."""
-
-    def deliver(self, message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
-        """Return the dead letter as what is to be written."""
-        return (dead_letter(message, error, topic),)
-
-    def close(self, seconds: float) -> None:
-        """Do nothing."""
-
-
-Letters = DeadLetters | LettersInTransactions
-"""Where dead letters go."""
+def letter_as_output(message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
+    """Dead letters of a transactional run are outputs like any other, written with the commit."""
+    return (dead_letter(message, error, topic),)
 
 
 def _what(topic: str) -> str:
@@ -131,45 +119,42 @@ _FOR_GOOD = {
 
 
 class OutputParticipant:
-    """Implements ``Carrier``: takes the outputs of exactly those records along that a commit covers."""
+    """Implements ``TransactionParticipant``: a commit takes the outputs of exactly the records it covers."""
 
     def __init__(self, work_queue: WorkQueue) -> None:
         self._work_queue = work_queue
         self._topics: set[str] = set()
 
     def payload(self, processed: Sequence[Processed]) -> OutputPayload:
-        """Return what goes with a commit."""
         return OutputPayload(self._work_queue, self._work_queue.covered(processed), self._topics)
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Return whether outputs of a slot wait for a commit."""
         return self._work_queue.keeps(slot)
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
-        """Make the producer that commits."""
         return routing_producer(config)
 
     def abandon(self, producer: Any) -> None:
-        """Let go of one whose commit is undecided."""
         producer.abandon()
 
 
 class OutputPayload:
-    """Implements ``Load``: what goes with one commit. ``topics``: those that are known to exist."""
+    """Implements ``CommitPayload``: what goes with one commit. ``topics``: those that are known to exist."""
 
     def __init__(self, work_queue: WorkQueue, transfer: Transfer, topics: set[str]) -> None:
         self._work_queue = work_queue
         self._transfer = transfer
+        self._outputs = [output for kept in transfer for output in kept.outputs]
         self._topics = topics
 
     def write(self, producer: Any, deadline: Deadline) -> None:
         """Write the outputs with the producer of the transaction.
 
         Raises:
-            OutputError: one can never be written: the run ends. LoadError: the topic of one does not exist.
-            KafkaException: one was not written, this time.
+            OutputError: one can never be written: the run ends. CommitPayloadError: the topic of one does not
+            exist. KafkaException: one was not written, this time.
         """
-        for topic in sorted({output.topic for output in self._transfer.outputs()} - self._topics):
+        for topic in sorted({output.topic for output in self._outputs} - self._topics):
             _find(producer, topic, deadline)
             self._topics.add(topic)
         try:
@@ -189,7 +174,7 @@ class OutputPayload:
             if error is not None:
                 failures.append(error)
 
-        for output in self._transfer.outputs():
+        for output in self._outputs:
             produce_with_room(producer, output, report)
         if producer.flush(max(deadline.left(), 0.0)):
             failures.append(KafkaError(KafkaError._TIMED_OUT, "outputs were not acknowledged in time"))
@@ -200,7 +185,6 @@ class OutputPayload:
             )
 
     def committed(self) -> None:
-        """The transaction was committed."""
         self._work_queue.committed(self._transfer)
 
     def aborted(self) -> None:
@@ -214,7 +198,7 @@ def _find(producer: Any, topic: str, deadline: Deadline) -> None:
     does not say why.
 
     Raises:
-        LoadError: it does not exist. KafkaException: brokers do not answer.
+        CommitPayloadError: it does not exist. KafkaException: brokers do not answer.
     """
     until = monotonic() + min(CREATION_SECONDS, deadline.left())
     while True:

@@ -72,7 +72,6 @@ class Retry:
     stop: stop_base | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         if self.attempts < 1:
             raise ConfigurationError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
 

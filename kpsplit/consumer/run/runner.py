@@ -15,19 +15,18 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.broker_executor import timed_out
 from kpsplit.consumer.commit.committer import Committer, Parts
-from kpsplit.consumer.commit.payload import TransactionParticipant
+from kpsplit.consumer.commit.writes import TransactionParticipant
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.run.handlers import (
     Handler,
     OutputError,
@@ -36,22 +35,19 @@ from kpsplit.consumer.run.handlers import (
     is_async,
     synchronous,
 )
-from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.lanes import Outbox
 from kpsplit.consumer.run.outputs import (
     DeadLetters,
-    Letters,
-    LettersInTransactions,
     OutputParticipant,
     following_producer,
+    letter_as_output,
 )
 from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
-from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
-from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, ThreadWorkers
+from kpsplit.consumer.run.workers import CoroutineWorkers, Letters, ProcessWorkers, ThreadWorkers, packed
 from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
 
 log = logging.getLogger(__name__)
@@ -74,29 +70,7 @@ _NOT_AGAIN = {KafkaError.ILLEGAL_GENERATION, KafkaError._TIMED_OUT}
 """The slots are another member's; or it is not known, and the log says it to whoever reads it next."""
 
 
-class Running(Protocol):
-    """What ``run()`` needs of a Consumer."""
-
-    _buffer: FetchBuffer
-    _poller: Poller
-    _connection: Connection
-    _settings: ConsumerSettings
-    _stops: queue.SimpleQueue[bool]
-
-    def _running(self) -> Any: ...
-
-
-class Workers(Protocol):
-    """An executor."""
-
-    def start(self) -> None:
-        """Start."""
-
-    def join(self, deadline: Deadline) -> bool:
-        """Wait until nothing is worked on any more."""
-
-    def abandon(self) -> None:
-        """Give up what is still being worked on."""
+Workers = ThreadWorkers | CoroutineWorkers
 
 
 def run(
@@ -128,9 +102,9 @@ def run(
     )
     outbox = Outbox(settings.buffer_bytes) if transactional else None
     work_queue = WorkQueue(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
-    make = partial(following_producer, consumer._connection)
-    letters: Letters = LettersInTransactions() if transactional else DeadLetters(make)
-    team = _workers(work_queue, workers, executor, handler, letters, transactional=transactional)
+    letters = DeadLetters(partial(following_producer, consumer._connection))
+    deliver = letter_as_output if transactional else letters.deliver
+    team = _workers(work_queue, workers, executor, handler, deliver, transactional=transactional)
     participant = OutputParticipant(work_queue) if transactional else None
     try:
         attached = Attached(work_queue, settings, lambda: asdict(work_queue.stats()), participant)
@@ -160,27 +134,25 @@ def _workers(
 class _Run:
     """From the first record to the last commit. The application's thread, but for ``_listen``."""
 
-    def __init__(
-        self, consumer: Running, work_queue: WorkQueue, workers: Workers, drain_seconds: float
-    ) -> None:
+    def __init__(self, consumer: Any, work_queue: WorkQueue, workers: Workers, drain_seconds: float) -> None:
         self._consumer = consumer
+        self._buffer: FetchBuffer = consumer._buffer
         self._work_queue = work_queue
         self._workers = workers
         self._drain_seconds = drain_seconds
         self._asked: Future[Parts] | None = None
 
     def run(self, attached: Attached) -> RunStats:
-        """Do it all; return how everything stood at the end."""
         consumer, work_queue = self._consumer, self._work_queue
         engine: Engine = consumer._running().engine
-        if engine.slots.sink is not consumer._buffer:
+        if engine.slots.sink is not self._buffer:
             raise KpsplitError("run() is under way already", hint="give it more workers instead")
         self._workers.start()
-        work_queue.on_attention = consumer._buffer.ask_attention
-        before: Attached | None = None
+        work_queue.on_attention = self._buffer.ask_attention
+        before: list[Attached] = []
         try:
-            consumer._buffer.processed()
-            before = engine.call(lambda: attach(engine, attached))
+            self._buffer.processed()
+            engine.call(lambda: before.append(attach(engine, attached)))
             with self._listening(), _terminated(consumer._stops):
                 self._serve(engine)
                 self._drain(engine)
@@ -188,20 +160,19 @@ class _Run:
             stats = work_queue.stats()
         finally:
             work_queue.end()
-            work_queue.on_attention = _nothing
-            if before is not None:
-                engine.call(lambda: attach(engine, before))
-            consumer._buffer.attended()
+            work_queue.on_attention = lambda: None
+            # The engine itself looks: where an interrupt cut the wait short, it may attach only now.
+            engine.call(lambda: [attach(engine, sink) for sink in before])
+            self._buffer.attended()
         if work_queue.error is not None:
             raise work_queue.error
         return stats
 
     def _serve(self, engine: Engine) -> None:
         """Run callbacks and take notice of events until the run has to end."""
-        buffer = self._consumer._buffer
         try:
             while not self._work_queue.over.is_set():
-                buffer.attended()
+                self._buffer.attended()
                 event = self._consumer._poller.attend()
                 if event is not None and (error := event.error()) is not None:
                     self._note(error)
@@ -209,7 +180,7 @@ class _Run:
                     self._ask_commit(engine)
                 # Whoever attends takes back every call for attention, also that of the run's end.
                 elif not engine.events and not self._work_queue.over.is_set():
-                    buffer.wait(None)
+                    self._buffer.wait(None)
         except KeyboardInterrupt:
             self._work_queue.end()
         except Exception as error:  # noqa: BLE001 - a callback's, or the engine's: told by run()
@@ -288,10 +259,6 @@ class _Run:
     def _listen(self, stops: queue.SimpleQueue[bool]) -> None:
         if stops.get():
             self._work_queue.end()
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 @contextmanager

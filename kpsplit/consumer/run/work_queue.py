@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,14 @@ from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch
 from kpsplit.consumer.run.handlers import Output
-from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, SlotQueue
-from kpsplit.consumer.run.outbox import Outbox, Transfer
+from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, Outbox, SlotQueue, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.state.hooks import StateHooks
+    from kpsplit.consumer.state.slots import StateHooks
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class RunStats:
         busy: lanes whose record a worker has.
         parked: lanes that rest before another try (``Retry``).
         waiting_bytes: of records that were read and are not finished.
-        crowded: the key ranges whose records fill their share of the buffer, so that reading waits for them.
+        backpressured: the key ranges whose records fill their share of the buffer: reading waits for them.
     """
 
     processed: int = 0
@@ -65,11 +64,11 @@ class RunStats:
     busy: int = 0
     parked: int = 0
     waiting_bytes: int = 0
-    crowded: tuple[str, ...] = ()
+    backpressured: tuple[str, ...] = ()
 
 
 class WorkQueue:
-    """Implements ``Sink`` for ``run()``: the engine calls that part, workers and the runner the other.
+    """Implements ``RecordSink`` for ``run()``: the engine calls that part, workers and the runner the other.
 
     Args:
         workers: how many workers there are.
@@ -113,13 +112,12 @@ class WorkQueue:
     # -- the engine's side ---------------------------------------------------------------------------
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
-        """See ``Sink``."""
         with self.lock:
             for slot_queue in self.scheduler.taken(slot, cursor):
                 self._forget(slot_queue)
 
     def offer(self, batch: Batch) -> None:
-        """See ``Sink``. Only this thread changes which lanes there are, so dividing needs no lock."""
+        """Only this thread changes which lanes there are, so dividing needs no lock."""
         with self.lock:
             self.scheduler.prepare(batch.parent)
         parts = self.scheduler.divide(batch)
@@ -131,14 +129,13 @@ class WorkQueue:
         return self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
 
     def backpressured(self) -> Backpressured:
-        """See ``Sink``: a slow or failing key keeps nothing waiting but what is read together with it."""
+        """A slow or failing key keeps nothing waiting but what is read together with it."""
         if not self.scheduler.backpressured:
             return NOWHERE
         with self.lock:
             return self.scheduler.backpressured_ranges()
 
     def keep_open(self, until: float) -> None:
-        """See ``Sink``."""
         self._open_until = until
         if self._found_shut and until:
             with self.lock:
@@ -146,34 +143,31 @@ class WorkQueue:
                 self.wake(-1)
 
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
-        """See ``Sink``: neighbouring lanes at the same positions are one piece."""
+        """Neighbouring lanes at the same positions are one piece."""
         with self.lock:
             return self.scheduler.cursor(slot)
 
     def release(self, slots: Iterable[OwnedSlot]) -> bool:
-        """See ``Sink``."""
         with self.lock:
             return self.scheduler.release(slots)
 
     torn = False
-    """See ``Sink``: an offer is taken whole or not at all, and an exception in a worker ends the run."""
+    """An offer is taken whole or not at all, and an exception in a worker ends the run."""
 
     def start_over(self) -> Mapping[OwnedSlot, Cursor]:
-        """See ``Sink``: nothing that waits is forgotten."""
+        """Nothing that waits is forgotten."""
         with self.lock:
             self.wake(-1)
             return self.scheduler.places()
 
     def mark(self) -> int:
-        """See ``Sink``."""
         return 0
 
     def passed(self, mark: int) -> bool:
-        """See ``Sink``: a record whose slot has left never counts, however long its handler takes."""
+        """A record whose slot has left never counts, however long its handler takes."""
         return True
 
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
-        """See ``Sink``."""
         with self.lock:
             for slot_queue in self.scheduler.dropped(slots):
                 self._forget(slot_queue)
@@ -206,8 +200,8 @@ class WorkQueue:
     def failed(self, lane: Lane, error: BaseException) -> Rest | Final:
         """The handler raised: return what comes next.
 
-        After a ``Rest`` the caller lets ``try_again`` follow, after a ``DeadLetter`` ``done_with_letter`` or
-        ``undeliverable``; everything else is done.
+        After a ``Rest`` the caller lets ``scheduler.unpark`` follow, after a ``DeadLetter``
+        ``done_with_letter`` or ``undeliverable``; everything else is done.
         """
         try:
             step, memory = self._judge.failed(error, lane.memory)
@@ -227,10 +221,6 @@ class WorkQueue:
                 case DeadLetter():
                     pass
         return step
-
-    def try_again(self, lane: Lane) -> int:
-        """A lane has rested; return how many lanes became ready. The lock is held by the caller."""
-        return self.scheduler.unpark(lane)
 
     def done_with_letter(self, lane: Lane, outputs: tuple[Output, ...]) -> None:
         """The lane's record is in the dead-letter topic, or will be with ``outputs``."""
@@ -254,13 +244,12 @@ class WorkQueue:
         """Return the outputs of exactly those records that a commit covers."""
         with self.lock:
             if self._outbox is None:
-                return Transfer(())
+                return ()
             transfer = self._outbox.covered(processed)
-            self._note_stuck(not transfer.taken)
+            self._note_stuck(not transfer)
             return transfer
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Return whether outputs of a slot wait for a commit."""
         with self.lock:
             return self._outbox is not None and self._outbox.keeps(slot)
 
@@ -289,19 +278,17 @@ class WorkQueue:
     def stats(self) -> RunStats:
         """Return what became of the records so far."""
         with self.lock:
-            counted, scheduler = self._stats, self.scheduler
+            scheduler = self.scheduler
             states = [lane.state for lane in scheduler.lanes()]
-            return RunStats(
-                counted.processed,
-                counted.failures,
-                counted.skipped,
-                counted.dead_letters,
-                counted.late,
-                len(states),
-                states.count(LaneState.BUSY),
-                states.count(LaneState.PARKED),
-                scheduler.waiting_bytes,
-                tuple(f"{lane.slot_queue.slot.parent} {lane.range}" for lane in scheduler.backpressured),
+            return replace(
+                self._stats,
+                lanes=len(states),
+                busy=states.count(LaneState.BUSY),
+                parked=states.count(LaneState.PARKED),
+                waiting_bytes=scheduler.waiting_bytes,
+                backpressured=tuple(
+                    f"{lane.slot_queue.slot.parent} {lane.range}" for lane in scheduler.backpressured
+                ),
             )
 
     # -- inside, with the lock held ------------------------------------------------------------------

@@ -1,7 +1,11 @@
-"""Workers: threads, threads with a process each (``remote``), and tasks of one event loop in its own thread.
+"""Workers: threads, threads with a process each, and tasks of one event loop in its own thread.
 
 A thread without a lane sleeps on a condition. One of those that sleep, the *timer*, sleeps no longer than
 until the next lane has rested; when it is woken for something else, another takes its place.
+
+A thread with a process sends it a record through a pipe and waits for the answer, so a process that dies is
+known at once, with the record that it was working on; a new one takes its place. Processes are started by
+*spawn* and end with their pipe: none outlives a parent that was killed.
 """
 
 from __future__ import annotations
@@ -9,29 +13,54 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import multiprocessing
+import pickle
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from math import inf
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.consumer.run.handlers import Output
+from kpsplit.consumer.run.handlers import AsyncCall, Call, Handler, Output, Record, RemoteError, serve
 from kpsplit.consumer.run.lanes import Lane
-from kpsplit.consumer.run.outputs import Letters
 from kpsplit.consumer.run.policies import DeadLetter, Rest
-from kpsplit.consumer.run.remote import GivenUpError, RemoteHandler
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import ConfigurationError, KpsplitError
 
 log = logging.getLogger(__name__)
 
-Call = Callable[[Any], tuple[Output, ...]]
-"""Calls the handler with a record; returns what is to be written."""
+Letters = Callable[[Any, BaseException, str], tuple[Output, ...]]
+"""Writes a dead letter for a record and its error to a topic, or returns it to be written with the commit.
+
+Raises KpsplitError if it cannot be written.
+"""
+
+START_SECONDS = 60.0
+"""How long a process may take to import the handler's module."""
+END_SECONDS = 2.0
+
+_HINT = 'executor="process" needs a function at the top level of a module that can be imported'
+
+_spawn = multiprocessing.get_context("spawn")
 
 ALL = 1 << 30
+
+
+class GivenUpError(BaseException):
+    """A call was ended from outside because the run ends: the handler did not fail."""
+
+
+class WorkerDiedError(KpsplitError):
+    """The process in which a handler ran is gone; how far the handler came is not known."""
+
+
+class RemoteTracebackError(Exception):
+    """The cause of an error from another process: its traceback there, as text."""
 
 
 class ThreadWorkers:
@@ -51,7 +80,6 @@ class ThreadWorkers:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -109,7 +137,7 @@ class ThreadWorkers:
                 heapq.heappush(self._resting, (monotonic() + step.seconds, lane.serial, lane))
         elif isinstance(step, DeadLetter):
             try:
-                outputs = self._letters.deliver(record, error, step.topic)
+                outputs = self._letters(record, error, step.topic)
             except KpsplitError as undelivered:
                 self._work_queue.undeliverable(lane, undelivered)
             else:
@@ -131,12 +159,143 @@ class ThreadWorkers:
         """Let lanes go on that have rested; this worker takes one itself."""
         ready = 0
         while self._resting and self._resting[0][0] <= monotonic():
-            ready += self._work_queue.try_again(heapq.heappop(self._resting)[2])
+            ready += self._work_queue.scheduler.unpark(heapq.heappop(self._resting)[2])
         if ready > 1 or (self._resting and self._resting[0][0] < self._timer):
             self._condition.notify(max(1, ready - 1))
 
     def _wake(self, lanes: int) -> None:
         self._condition.notify(ALL if lanes < 0 else lanes)
+
+
+def packed(handler: Handler) -> bytes:
+    """Return a handler as what is sent to processes.
+
+    Raises:
+        ConfigurationError: it cannot be imported there.
+    """
+    try:
+        return pickle.dumps(handler)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"the handler cannot be sent to a process ({type(error).__name__})",
+            hint=_HINT,
+        ) from error
+
+
+class RemoteHandler:
+    """Calls a handler in a process of its own.
+
+    One thread calls it. ``give_up`` may come from any thread meanwhile; the rest is for before and after.
+
+    Args:
+        handler: from ``packed``.
+        transactional: whether the handler returns outputs.
+    """
+
+    def __init__(self, handler: bytes, *, transactional: bool) -> None:
+        self._handler = handler
+        self._transactional = transactional
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self._given_up = False
+
+    def start(self) -> None:
+        """Start the process; it imports the handler while others start."""
+        self._pipe, theirs = _spawn.Pipe()
+        self._process = _spawn.Process(
+            target=serve,
+            args=(theirs, self._handler, self._transactional),
+            name="kpsplit-handler",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        """Wait until the process has imported the handler.
+
+        Raises:
+            ConfigurationError: it could not.
+        """
+        problem: str | None = "it did not start"
+        if self._pipe is not None:
+            with suppress(EOFError, OSError):
+                problem = self._pipe.recv() if self._pipe.poll(START_SECONDS) else "it took too long"
+        if problem is not None:
+            raise ConfigurationError(f"a process cannot use the handler: {problem}", hint=_HINT)
+
+    def __call__(self, message: Any) -> tuple[Output, ...]:
+        """Call the handler there.
+
+        Raises:
+            GivenUpError: ``give_up`` was called. WorkerDiedError: the process ended while it worked on the
+                record. BaseException: what the handler raised.
+        """
+        record = Record.of(message)
+        pipe = self._pipe or self._restarted()
+        try:
+            pipe.send(record)
+        except OSError:  # it ended while it had nothing to do
+            pipe = self._restarted()
+            pipe.send(record)
+        try:
+            outputs, error, trace = pipe.recv()
+        except (EOFError, OSError):
+            raise self._died() from None
+        if error is not None:
+            raise _unpacked(error) from RemoteTracebackError(trace)
+        return outputs  # type: ignore[no-any-return]
+
+    def give_up(self) -> None:
+        """End the process, whatever it works on."""
+        self._given_up = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def close(self) -> None:
+        """End the process, which has nothing to do."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._process is not None:
+            self._process.join(END_SECONDS)
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+    def _restarted(self) -> Connection:
+        self._check_given_up()
+        self.close()
+        self.start()
+        self.ready()
+        if self._pipe is None:
+            raise WorkerDiedError("the process of a handler did not start", hint="see what it printed")
+        return self._pipe
+
+    def _died(self) -> WorkerDiedError:
+        self._check_given_up()
+        code = None
+        if self._process is not None:
+            self._process.join(END_SECONDS)
+            code = self._process.exitcode
+        self.close()
+        return WorkerDiedError(
+            f"the process of a handler ended with exit code {code}",
+            hint="what it did with the record is not known; a new process takes its place",
+            changed=None,
+        )
+
+    def _check_given_up(self) -> None:
+        if self._given_up:
+            raise GivenUpError
+
+
+def _unpacked(data: bytes) -> BaseException:
+    try:
+        error: BaseException = pickle.loads(data)
+    except Exception as problem:  # noqa: BLE001 - as above
+        return RemoteError(f"what the handler raised cannot be read ({type(problem).__name__})")
+    return error
 
 
 class ProcessWorkers(ThreadWorkers):
@@ -149,11 +308,7 @@ class ProcessWorkers(ThreadWorkers):
         super().__init__(work_queue, self._handlers, letters)
 
     def start(self) -> None:
-        """Start the processes, then the threads.
-
-        Raises:
-            ConfigurationError: the handler cannot be imported there.
-        """
+        """Raises ConfigurationError: the handler cannot be imported in the processes."""
         try:
             for handler in self._handlers:
                 handler.start()
@@ -165,7 +320,6 @@ class ProcessWorkers(ThreadWorkers):
         super().start()
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until every worker has ended after ``work_queue.end()``; False if some were not in time."""
         ended = super().join(deadline)
         if ended:
             self._close()
@@ -179,10 +333,6 @@ class ProcessWorkers(ThreadWorkers):
     def _close(self) -> None:
         for handler in self._handlers:
             handler.close()
-
-
-AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
-"""Calls the handler with a record; gives what is to be written."""
 
 
 class CoroutineWorkers:
@@ -202,18 +352,15 @@ class CoroutineWorkers:
         work_queue.wake = self._wake
 
     def start(self) -> None:
-        """Start the loop."""
         self._thread.start()
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until every task has ended after ``work_queue.end()``; False if some were not in time."""
         self._thread.join(deadline.left())
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Cancel what is still being worked on: it is not committed."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._cancel)
+        self._in_loop(self._cancel)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -293,7 +440,7 @@ class CoroutineWorkers:
             self._loop.call_later(step.seconds, self._try_again, lane)
         elif isinstance(step, DeadLetter):
             try:
-                outputs = await asyncio.to_thread(self._letters.deliver, record, error, step.topic)
+                outputs = await asyncio.to_thread(self._letters, record, error, step.topic)
             except KpsplitError as undelivered:
                 self._work_queue.undeliverable(lane, undelivered)
             else:
@@ -301,14 +448,17 @@ class CoroutineWorkers:
 
     def _try_again(self, lane: Lane) -> None:
         with self._work_queue.lock:
-            ready = self._work_queue.try_again(lane)
+            ready = self._work_queue.scheduler.unpark(lane)
         self._wake_now(ready)
 
     # -- waiting -------------------------------------------------------------------------------------
 
     def _wake(self, lanes: int) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake_now, lanes)
+        self._in_loop(self._wake_now, lanes)
+
+    def _in_loop(self, callback: Callable[..., None], *arguments: int) -> None:
+        with suppress(RuntimeError):  # the loop is closed, perhaps since a moment ago: its tasks have ended
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _wake_now(self, lanes: int) -> None:
         count = len(self._idle) if lanes < 0 else min(lanes, len(self._idle))

@@ -12,7 +12,7 @@ The objects are guarded by the engine's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -34,7 +34,8 @@ class StartRequest:
     """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
 
     ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
-    committed offset is of no use, it begins at ``auto.offset.reset``.
+    committed offset is of no use, it begins at ``auto.offset.reset``. ``retired``: the sub-topics that are
+    deleted by the control topic.
     """
 
     lineage: Lineage
@@ -43,6 +44,7 @@ class StartRequest:
     given: AssignedOffset | None = None
     shared: bool = False
     reset: bool = False
+    retired: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class SlotStage(StrEnum):
     LEAVING = "leaving"
     """It is taken away: nothing more is handed out."""
     STOPPED = "stopped"
-    """It has no start, and the application has not given one."""
+    """It has no start, and the application has not given one; or it leaves, or is another member's."""
 
 
 STARTING = frozenset({SlotStage.WANTED, SlotStage.ASKED, SlotStage.FOUND})
@@ -105,11 +107,11 @@ class AssignedSlot:
     for in another one is void. ``committed``: what the group's log says of it, as far as this member knows;
     empty while nothing was committed. ``final``: it is taken away, its last commit was asked for, and none
     begins after that. ``moves``: how often the application moved it to where the group may have been before;
-    ``sought``: which of these moves was the last seek; ``moves_committed``: how many of them are part of a
-    commit. ``reset``: its offset is outside the log, and it begins anew at ``auto.offset.reset`` when what
-    was read of it is processed. ``ahead``: what its pieces had processed, until reading has caught up with
-    the furthest. ``stored``: what ``store_offsets`` said, where records do not count as processed by
-    themselves.
+    ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
+    that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
+    log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what
+    its pieces had processed, until reading has caught up with the furthest. ``stored``: what
+    ``store_offsets`` said, where records do not count as processed by themselves.
     """
 
     slot: OwnedSlot
@@ -121,8 +123,8 @@ class AssignedSlot:
     by_hand: bool = False
     final: bool = False
     moves: int = 0
-    sought: int = 0
     moves_committed: int = 0
+    uncertain: dict[int, tuple[Cursor, ...]] = field(default_factory=dict)
     reset: bool = False
     ahead: PieceProgress | None = None
     stored: tuple[Cursor, ...] | None = None
@@ -131,7 +133,6 @@ class AssignedSlot:
 
     @property
     def parent(self) -> PhysicalPartition:
-        """The logical partition."""
         return self.slot.parent
 
     @property
@@ -157,7 +158,8 @@ class AssignedSlot:
         once more must not count as having committed the move.
         """
         here = self.stage in (SlotStage.READING, SlotStage.HELD) and not self.final
-        return here and not self.by_hand and not self.moved and bool(self.committed)
+        sure = not self.by_hand and not self.moved and not self.uncertain
+        return here and sure and bool(self.committed)
 
     @property
     def may_be_shared(self) -> bool:
@@ -165,21 +167,11 @@ class AssignedSlot:
         return self.mode is Mode.SLOTS and not self.by_hand
 
     @property
-    def known_processed(self) -> tuple[Cursor, ...]:
-        """What is processed by the latest word of the application or the log; nothing is committed before it.
-
-        After a seek back what is committed is no lower bound.
-        """
-        committed = () if self.sought > self.moves_committed else self.committed
-        return self.stored or committed or self.begun_at
-
-    @property
     def begun_at(self) -> tuple[Cursor, ...]:
         """Where it begins, by pieces; nothing while that is not known."""
         return () if self.start is None else self.start.pieces
 
     def found(self, start: SlotStart) -> None:
-        """Its start was looked up."""
         self.start, self.reset = start, False
         self.committed = start.pieces if start.committed else ()
         self.stage = SlotStage.FOUND
@@ -187,35 +179,7 @@ class AssignedSlot:
     def count_committed(self, cursors: tuple[Cursor, ...], moves: int) -> None:
         """A commit of these cursors has succeeded; it was asked for after so many moves."""
         self.committed, self.moves_committed = cursors, moves
-
-
-class AssignedOffsets:
-    """Where partitions begin for a program that keeps its positions itself and gives them in on_assign. Pure.
-
-    What it gave is of the whole logical partition, whichever of its slots were there. So it holds for slots
-    that arrive later too, for which on_assign is not called, where the group has no commit of them: in the
-    place of ``auto.offset.reset``, which might pass over records that were never read. (A commit is progress
-    since then, and never goes back.) A program that is asked again gives anew.
-
-    Owned by the engine's thread.
-    """
-
-    def __init__(self) -> None:
-        self._starts: dict[PhysicalPartition, AssignedOffset] = {}
-
-    def take(self, starts: Mapping[PhysicalPartition, AssignedOffset | None]) -> None:
-        """Keep what on_assign gave; None leaves a partition to the group's commits."""
-        self.forget(starts)
-        self._starts.update({parent: start for parent, start in starts.items() if start is not None})
-
-    def forget(self, parents: Iterable[PhysicalPartition]) -> None:
-        """The program is asked again."""
-        for parent in parents:
-            self._starts.pop(parent, None)
-
-    def start(self, parent: PhysicalPartition) -> AssignedOffset | None:
-        """Return where a partition begins, None if the program gave nothing for it."""
-        return self._starts.get(parent)
+        self.uncertain.clear()
 
 
 class PieceProgress:
@@ -256,6 +220,19 @@ class PieceProgress:
             for b in now
             if b.range.covers(a.range)
         )
+
+
+def never_before(
+    lineage: Lineage, known: Sequence[Cursor], cursors: tuple[Cursor, ...]
+) -> tuple[Cursor, ...]:
+    """Return cursors of a slot, by pieces what is further where some are before what is known.
+
+    As they are where the view is too old to tell.
+    """
+    if not known or any(c.ahead_of(lineage) for c in (*known, *cursors)):
+        return cursors
+    before = PieceProgress(known)
+    return cursors if before.caught_up(cursors, lineage) else tuple(before.furthest(cursors, lineage))
 
 
 def _end(cursor: Cursor, lineage: Lineage, segment: Segment) -> int:

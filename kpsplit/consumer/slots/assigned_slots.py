@@ -7,15 +7,15 @@ slot, so whatever changes a slot passes through here and changes all of them, in
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kpsplit.clock import monotonic
-from kpsplit.consumer.commit.writes import CommitCoverage, Processed, least
+from kpsplit.consumer.commit.writes import CommitCoverage, Processed, least, logical_position
 from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import (
-    IN_SINK,
     AssignedSlot,
     PieceProgress,
     RestoreProgress,
@@ -24,17 +24,51 @@ from kpsplit.consumer.slots.assigned import (
 )
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
+from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.state.hooks import StateCommit, StateHooks
+    from kpsplit.consumer.state.slots import StateCommit, StateHooks
 
 log = logging.getLogger(__name__)
 
 Cursors = Mapping[OwnedSlot, tuple[Cursor, ...]]
 """How far slots are processed, by pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSlot:
+    """A slot as ``Consumer.slots()`` returns it: how things stand at one moment.
+
+    ``index`` of ``count``: which of the partition's equal key ranges it is; 0 of 1 where the topic is not
+    enrolled. ``stage``: ``wanted``, ``asked`` and ``found`` while its start is looked up; ``reading``;
+    ``held`` (nothing is handed out: its topic is not shared by partition any more, or the view is too old);
+    ``leaving``; ``stopped`` (it has no start). ``positions``: the next physical offset to be handed out, for
+    every physical partition of which something is left to read, now or later; inside ``run()``, the next to
+    be worked on. Empty while its start is not known. ``committed``: the same by what is committed; empty
+    while nothing is.
+    """
+
+    topic: str
+    partition: int
+    index: int
+    count: int
+    range: KeyRange
+    stage: str
+    positions: Mapping[PhysicalPartition, int]
+    committed: Mapping[PhysicalPartition, int]
+
+
+def left_to_read(lineage: Lineage, cursors: Iterable[Cursor]) -> dict[PhysicalPartition, int]:
+    """Return the least next offset of cursors, for every physical partition that they have not left."""
+    found: dict[PhysicalPartition, int] = {}
+    for cursor in cursors:
+        for id_, next_ in cursor.pending(lineage).items():
+            source = lineage.get(id_).source
+            found[source] = min(next_, found.get(source, next_))
+    return found
 
 
 class AssignedSlots:
@@ -65,8 +99,7 @@ class AssignedSlots:
         self.epochs = LeaderEpochs()
         self.rebalances = 0
         """How often slots came, or a rebalance gave none."""
-        self.assigned = 0
-        self.withheld = 0
+        self.assigned = self.handed_over = self.lost = self.withheld = 0
         self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
         self._ordered: tuple[AssignedSlot, ...] = ()
         self._epoch = 0
@@ -78,15 +111,12 @@ class AssignedSlots:
         return iter(self._ordered)
 
     def __len__(self) -> int:
-        """Return how many slots are held."""
         return len(self._by_slot)
 
     def __contains__(self, slot: object) -> bool:
-        """Return whether a slot is held."""
         return slot in self._by_slot
 
     def __getitem__(self, slot: OwnedSlot) -> AssignedSlot:
-        """Return an assigned slot."""
         return self._by_slot[slot]
 
     def at(self, places: Iterable[PhysicalPartition]) -> list[AssignedSlot]:
@@ -95,16 +125,19 @@ class AssignedSlots:
         return [h for h in self if h.place in wanted]
 
     def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
-        """Return the slots of a logical partition."""
         return [h for h in self if h.parent == parent]
 
     def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
-        """Return the slots in some stages."""
         wanted = frozenset(stages)
         return [h for h in self._ordered if h.stage in wanted]
 
+    def in_sink(self) -> list[AssignedSlot]:
+        return [h for h in self._ordered if h.in_sink]
+
+    def any_in_sink(self) -> bool:
+        return any(h.in_sink for h in self._ordered)
+
     def any_on(self, stages: frozenset[SlotStage]) -> bool:
-        """Return whether a slot is in one of some stages."""
         return any(h.stage in stages for h in self._ordered)
 
     def still(self, assigned_slots: Iterable[AssignedSlot]) -> list[AssignedSlot]:
@@ -147,11 +180,9 @@ class AssignedSlots:
     # -- how far they are --------------------------------------------------------------------------
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
-        """Return the state of a logical partition, as it is known now."""
         return self.metadata.state(parent)
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
-        """Return the lineage of a logical partition, as it is known now."""
         return self.metadata.state(parent).lineage
 
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
@@ -171,12 +202,40 @@ class AssignedSlots:
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """Return whether there is anything to commit of a slot that is processed up to there."""
-        return bool(cursors) and (cursors != assigned.committed or self.state_binding.waits(assigned))
+        said = cursors == assigned.committed and not assigned.uncertain
+        return bool(cursors) and (not said or self.state_binding.waits(assigned))
 
     def changed(self, assigned_slots: Iterable[AssignedSlot]) -> Cursors:
         """Return how far slots are processed, where that is not committed."""
         now = [(assigned, self.processed(assigned)) for assigned in assigned_slots]
         return {h.slot: cursors for h, cursors in now if self.unsaved(h, cursors)}
+
+    def in_commit(
+        self, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
+    ) -> Processed:
+        """Return a logical partition as a commit of cursors takes it; ``moved``: see ``Processed``."""
+        mine = self.of(parent)
+        ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
+        written = [c for h in mine for c in cursors.get(h.slot, ())]
+        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
+        first = next(h for h in mine if h.slot in cursors)
+        state, epochs = self.state(parent), self.epochs.of(parent, written)
+        return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
+
+    def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
+        """Return what a commit says in the terms of applications: one logical offset per partition.
+
+        It holds for all slots of the partition that this member has: those that are not in the commit stand
+        where they were committed, or where they began.
+        """
+        offsets: dict[PhysicalPartition, int] = {}
+        for parent in sorted({slot.parent for slot in cursors}):
+            pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
+            for assigned in self.of(parent):
+                if assigned.slot not in cursors and assigned.start is not None:
+                    pieces += assigned.committed or assigned.begun_at
+            offsets[parent] = logical_position(self.lineage(parent), pieces)
+        return offsets
 
     def worked_off(self, assigned: AssignedSlot) -> bool:
         """Return whether everything that was read of a slot is processed."""
@@ -266,6 +325,12 @@ class AssignedSlots:
             assigned.stage = SlotStage.STOPPED if assigned.stage is SlotStage.LEAVING else SlotStage.WANTED
             assigned.start, assigned.committed = None, ()
 
+    def withdraw(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Read, hand out and commit nothing more of slots that are another member's; they are held still."""
+        self._take_back(assigned_slots)
+        for assigned in assigned_slots:
+            assigned.stage, assigned.start, assigned.committed = SlotStage.STOPPED, None, ()
+
     def start_at(self, assigned: AssignedSlot, start: SlotStart) -> None:
         """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
         assigned.start, assigned.reset = start, False
@@ -274,7 +339,7 @@ class AssignedSlots:
             assigned.ahead = None
             self.sink.taken(assigned.slot, cursor)
             if assigned.stage is SlotStage.READING:
-                self.reader.seek(assigned.slot, cursor)
+                self.reader.own(assigned.slot, cursor)
             else:
                 self.sink.release([assigned.slot])
         elif assigned.stage in (SlotStage.STOPPED, SlotStage.WANTED, SlotStage.ASKED):
@@ -293,6 +358,7 @@ class AssignedSlots:
         self.state_binding.left(assigned_slots)
         for assigned in assigned_slots:
             assigned.ahead = assigned.stored = None
+            assigned.uncertain.clear()
             assigned.epoch = self._next_epoch()
 
     # -- another sink ------------------------------------------------------------------------------
@@ -301,11 +367,11 @@ class AssignedSlots:
         """Return the slots with state of which a record is being worked on: whether it will count is open."""
         if self.state_binding.store is None:
             return []
-        return [h for h in self.on(IN_SINK) if not self.sink.release([h.slot])]
+        return [h for h in self.in_sink() if not self.sink.release([h.slot])]
 
     def hand_to(self, sink: RecordSink, processed: Cursors, *, auto_store: bool) -> None:
         """Have records go to another sink from now on, each slot from where it is processed."""
-        in_sink = self.on(IN_SINK)
+        in_sink = self.in_sink()
         slots = [h.slot for h in in_sink]
         self.reader.disown(slots)
         self.sink.dropped(slots)
@@ -329,7 +395,6 @@ class AssignedSlots:
         self.sink.release([assigned.slot])
 
     def _merged(self, parent: PhysicalPartition, start: SlotStart) -> Cursor:
-        """Return the one cursor from which a slot is read."""
         return start.pieces[0] if len(start.pieces) == 1 else least(self.lineage(parent), start.pieces)
 
 

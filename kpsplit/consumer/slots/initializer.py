@@ -24,9 +24,7 @@ from kpsplit.consumer.commit.group_offsets import (
     StillOwnedError,
     reset_error,
 )
-from kpsplit.consumer.events import Callback, Events, kafka_error, named
-from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.metadata import Metadata
+from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error, named
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart, StartRequest
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
@@ -45,16 +43,15 @@ class SlotInitializer:
     def __init__(
         self,
         slots: AssignedSlots,
-        metadata: Metadata,
         executor: BrokerExecutor[GroupOffsets],
         events: Events,
-        membership: Membership,
+        callbacks: RebalanceCallbacks,
     ) -> None:
         self._slots = slots
-        self._metadata = metadata
+        self._metadata = slots.metadata
         self._executor = executor
         self._events = events
-        self._membership = membership
+        self._callbacks = callbacks
         self.held_up = 0
         """How often a start waited for another owner of the partition."""
         self._asked: list[AssignedSlot] = []
@@ -64,7 +61,6 @@ class SlotInitializer:
         self._undecided_until = 0.0
 
     def turn(self) -> None:
-        """Do what can be done without waiting."""
         self._take_answer()
         self._reset()
         self._ask()
@@ -94,10 +90,9 @@ class SlotInitializer:
 
     def _request(self, assigned: AssignedSlot) -> StartRequest:
         parent = assigned.parent
-        lineage, given = self._slots.lineage(parent), self._membership.given_start(parent)
-        return StartRequest(
-            lineage, assigned.mode, assigned.slot.range, given, assigned.may_be_shared, assigned.reset
-        )
+        state, given = self._slots.state(parent), self._callbacks.given_start(parent)
+        range_, shared, reset = assigned.slot.range, assigned.may_be_shared, assigned.reset
+        return StartRequest(state.lineage, assigned.mode, range_, given, shared, reset, state.retired())
 
     def _take_answer(self) -> None:
         if self._answer is None or not self._answer.done():
@@ -166,7 +161,7 @@ class SlotInitializer:
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if self._restored(h)]
         if not found:
             return
-        callback = self._membership.announce(found)
+        callback = self._callbacks.announce({h.parent for h in found})
         if callback is None:
             self._begin(found)
         else:
@@ -203,7 +198,6 @@ class EnrolmentGuard:
         self._committer = committer
 
     def turn(self) -> None:
-        """Hold what must not be handed out now; hand out what may be again."""
         for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
             if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)

@@ -10,18 +10,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import NewPartitions
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.state.marker import ChangelogFacts
-from kpsplit.consumer.state.owned import OwnedState
-from kpsplit.consumer.state.pending import Writes
-from kpsplit.consumer.state.slots import SlotId, changelog_topic, place_of
-from kpsplit.control.own_topics import REPLICATION, OwnTopic, misfits, topic_config
+from kpsplit.consumer.state.slot_state import OwnedState
+from kpsplit.consumer.state.slots import PLACE, SlotId, changelog_topic
+from kpsplit.consumer.state.storage import ChangelogFacts, Writes
+from kpsplit.control.own_topics import (
+    CHANGELOG_SEGMENT_BYTES,
+    REPLICATION,
+    OwnTopic,
+    misfits,
+    topic_config,
+)
 from kpsplit.errors import (
     CheckFailedError,
     FutureVersionError,
@@ -33,14 +46,17 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate
 from kpsplit.kafka.log_ends import learn_leaders
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 HEADER = "kpc"
-MAX_RECORD_BYTES = 900_000
-"""Key and value together: below the changelog's ``max.message.bytes`` with all that Kafka adds."""
+
+Headers = Sequence[tuple[str, str | bytes | None]] | None
 
 
 def headers_for(slot: SlotId) -> list[tuple[str, str | bytes | None]]:
@@ -48,9 +64,7 @@ def headers_for(slot: SlotId) -> list[tuple[str, str | bytes | None]]:
     return [(HEADER, bytes([VERSION]) + slot.place)]
 
 
-def check_record(
-    slot: SlotId, key: bytes | None, headers: Sequence[tuple[str, str | bytes | None]] | None
-) -> None:
+def check_record(slot: SlotId, key: bytes | None, headers: Headers) -> None:
     """Do nothing if a record read from a slot's changelog partition is one of that slot.
 
     Raises:
@@ -58,29 +72,31 @@ def check_record(
         FutureVersionError: written by a newer kpsplit: reading on would be guessing.
         CheckFailedError: written for another number of slots per partition.
     """
-    found = [value for name, value in headers or () if name == HEADER]
-    header = found[0] if len(found) == 1 else None
-    if key is None or not isinstance(header, bytes) or not header:
-        raise RecordError("changelog: a record that kpsplit never writes")
-    version, place = header[0], header[1:]
-    if version > VERSION:
-        raise FutureVersionError(
-            f"changelog of {slot}: format version {version} is newer than {VERSION}", hint="upgrade kpsplit"
-        )
-    if version != VERSION:
-        raise RecordError("changelog: malformed header")
-    try:
-        partition, slots, index = place_of(place)
-    except ValueError:
-        raise RecordError("changelog: malformed header") from None
+    partition, slots, index = _place_in(slot.topic, key, headers)
     if slots != slot.slots:
-        raise wrong_slots(slot, slots)
+        raise _wrong_slots(slot, slots)
     if (partition, index) != (slot.partition, slot.index):
         raise RecordError("changelog: a record of another slot")
 
 
-def wrong_slots(slot: SlotId, found: int | str) -> CheckFailedError:
-    """Return the error for a changelog that was written with another number of slots per partition."""
+def _place_in(topic: str, key: bytes | None, headers: Headers) -> tuple[int, int, int]:
+    """Return partition, slots per partition and index that a record was written for."""
+    found = [value for name, value in headers or () if name == HEADER]
+    header = found[0] if len(found) == 1 else None
+    if key is None or not isinstance(header, bytes) or not header:
+        raise RecordError("changelog: a record that kpsplit never writes")
+    if header[0] > VERSION:
+        raise FutureVersionError(
+            f"changelog of {topic}: format version {header[0]} is newer than {VERSION}",
+            hint="upgrade kpsplit",
+        )
+    if header[0] != VERSION or len(header) != 1 + PLACE.size:
+        raise RecordError("changelog: malformed header")
+    partition, slots, index = PLACE.unpack_from(header, 1)
+    return partition, slots, index
+
+
+def _wrong_slots(slot: SlotId, found: int | str) -> CheckFailedError:
     return CheckFailedError(
         f"the changelog of {slot} was written with {found} slots per partition, now there are {slot.slots}",
         hint="state is not divided anew: use another group, or delete the changelog and rebuild the state",
@@ -88,6 +104,7 @@ def wrong_slots(slot: SlotId, found: int | str) -> CheckFailedError:
 
 
 _DEFAULT_DELETE_RETENTION_MS = 86_400_000
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +125,6 @@ class Changelogs:
         self._checked: dict[str, _Checked] = {}
 
     def name(self, slot: SlotId) -> str:
-        """Return the name of the changelog of a slot; the slot's number is its partition there."""
         return changelog_topic(self._group, slot.topic)
 
     def facts(self, slots: Sequence[SlotId], deadline: Deadline) -> dict[SlotId, ChangelogFacts]:
@@ -143,11 +159,17 @@ class Changelogs:
 
     def _check(self, name: str, slot: SlotId, deadline: Deadline) -> _Checked:
         """Return the topic with all partitions that it needs, made or extended if need be."""
-        wanted = self._wanted(slot)
+        parent = self._admin.known(slot.topic)
+        if parent is None:
+            raise UsageError(
+                f"there is no topic {slot.topic}", hint="check the name and the right to describe"
+            )
+        wanted = len(parent.partitions) * slot.slots
         brokers = self._admin.brokers()
         replication = min(REPLICATION, len(brokers))
         if name not in self._admin.topics():
-            self._admin.create(name, topic_config(replication), partitions=wanted, replication=replication)
+            config = topic_config(replication, CHANGELOG_SEGMENT_BYTES)
+            self._admin.create(name, config, partitions=wanted, replication=replication)
             await_served(self._admin, {name: wanted}, deadline)
         found = self._admin.describe(name)
         wrong = misfits(OwnTopic(name, None), found, len(brokers))
@@ -157,25 +179,18 @@ class Changelogs:
                 hint="no state was read or written",
             )
         if len(found.partitions) != wanted:
-            self._extend(found, slot, wanted)
+            self._extend(found, slot, wanted, deadline)
             await_served(self._admin, {name: wanted}, deadline)
         learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
         return _Checked(found.topic_id, slot.slots, wanted, retention)
 
-    def _wanted(self, slot: SlotId) -> int:
-        parent = self._admin.known(slot.topic)
-        if parent is None:
-            raise UsageError(
-                f"there is no topic {slot.topic}", hint="check the name and the right to describe"
-            )
-        return len(parent.partitions) * slot.slots
-
-    def _extend(self, found: TopicFacts, slot: SlotId, wanted: int) -> None:
+    def _extend(self, found: TopicFacts, slot: SlotId, wanted: int, deadline: Deadline) -> None:
         """The topic got more partitions: so does the changelog. Any other difference is another division."""
         has = len(found.partitions)
         if has > wanted or has % slot.slots:
-            raise wrong_slots(slot, f"{has} partitions, not {wanted}, for another number of")
+            raise _wrong_slots(slot, f"{has} partitions, not {wanted}, for another number of")
+        self._check_division(found, slot, deadline)
         future = self._admin.client.create_partitions(
             [NewPartitions(found.name, wanted)], request_timeout=ANSWER_SECONDS
         )[found.name]
@@ -188,10 +203,38 @@ class Changelogs:
             error = error_of(exception) if isinstance(exception, KafkaException) else None
             raise translate(error, f"add partitions to {found.name}", writing=True) from exception
 
+    def _check_division(self, found: TopicFacts, slot: SlotId, deadline: Deadline) -> None:
+        """Look for a record that was written with another number of slots per partition.
 
-log = logging.getLogger(__name__)
-
-_FULL_QUEUE_SECONDS = 0.05
+        Four partitions are one for each of four slots, or four for each of one. Once it is extended nobody
+        could tell: slots with the added partitions would begin without the state that their keys had.
+        """
+        left = set(range(len(found.partitions)))
+        reader = self._connection.open_reader("state-division", auto_offset_reset="error")
+        try:
+            reader.assign([TopicPartition(found.name, number, OFFSET_BEGINNING) for number in left])
+            while left:
+                deadline.check(f"the records of {found.name}")
+                message = reader.poll(_LOOK_SECONDS)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is None:
+                    try:
+                        _, slots, _ = _place_in(slot.topic, message.key(), headers_of(message))
+                    except FutureVersionError:
+                        raise
+                    except RecordError:
+                        continue
+                    if slots != slot.slots:
+                        raise _wrong_slots(slot, slots)
+                    return  # all were written with the same number
+                if error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition() or 0)
+                elif error.code() not in TRANSIENT_READS:
+                    raise translate(error, f"read the changelog {found.name}")
+        finally:
+            reader.close()
 
 
 class PlainWriter:
@@ -206,7 +249,6 @@ class PlainWriter:
         self._lock = Lock()
 
     def producer(self) -> Producer:
-        """Return it."""
         with self._lock:
             if self._producer is None:
                 self._producer = self._connection.open_producer(
@@ -220,32 +262,36 @@ class PlainWriter:
 
 
 @dataclass(slots=True)
+class _Tried:
+    """What became of one try to write a slot's records; late reports of an earlier try count there."""
+
+    offsets: list[int] = field(default_factory=list)
+    error: KafkaError | None = None
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.error = error
+        else:
+            self.offsets.append(message.offset() or 0)
+
+
+@dataclass(slots=True)
 class Part:
-    """One slot's writes in a commit. ``last``: the greatest offset that was acknowledged."""
+    """One slot's writes in a commit; there may be none."""
 
     owned: OwnedState
     topic: str
     writes: Writes
-    acknowledged: int = 0
-    last: int = -1
-    error: KafkaError | None = None
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take a delivery report."""
-        if error is not None:
-            self.error = error
-            return
-        self.acknowledged += 1
-        self.last = max(self.last, message.offset() or 0)
+    tried: _Tried = field(default_factory=_Tried)
 
     @property
     def complete(self) -> bool:
         """Return whether every record is acknowledged."""
-        return self.acknowledged == len(self.writes)
+        return len(self.tried.offsets) == len(self.writes)
 
 
 class ChangelogCommit:
-    """Implements StateCommit. One thread; see ``hooks`` for the order of calls.
+    """Implements StateCommit. One thread; see ``slots`` for the order of calls.
 
     Args:
         writer: for ``flush``.
@@ -253,33 +299,31 @@ class ChangelogCommit:
     """
 
     def __init__(self, writer: PlainWriter, rewind: Callable[[OwnedState], None]) -> None:
-        self._parts: list[Part] = []
+        self.parts: list[Part] = []
         self._writer = writer
         self._rewind = rewind
 
-    def add(self, part: Part) -> None:
-        """Take a slot's writes into the commit; there may be none."""
-        self._parts.append(part)
-
-    @property
-    def records(self) -> int:
-        """How many changelog records it has."""
-        return sum(len(part.writes) for part in self._parts)
-
     def write(self, producer: Producer, deadline: Deadline) -> None:
         """Produce the changelog records; see StateCommit."""
-        for part in self._parts:
-            part.acknowledged, part.last, part.error = 0, -1, None
-            headers = headers_for(part.owned.slot)
+        for part in self.parts:
+            part.tried = _Tried()
+            slot = part.owned.slot
+            send = partial(
+                producer.produce,
+                part.topic,
+                partition=slot.number,
+                on_delivery=part.tried.report,
+                headers=headers_for(slot),
+            )
             for key, value in part.writes.items():
-                self._produce(producer, part, key, value, headers, deadline)
+                _produce(producer, partial(send, value=value, key=key), deadline)
 
     def flush(self, deadline: Deadline) -> None:
         """Write the changelog records and wait for their acknowledgements; see StateCommit."""
-        if self.records:
+        if any(part.writes for part in self.parts):
             try:
                 self._flush(self._writer.producer(), deadline)
-            except KpsplitError:
+            except BaseException:  # whatever it is: what was cut must not stay so
                 self.aborted()
                 raise
         self.committed()
@@ -290,56 +334,46 @@ class ChangelogCommit:
         A slot whose local store cannot follow is restored anew; nothing is lost.
         """
         now = int(time.time() * 1000)
-        for part in self._parts:
-            if not part.writes:
-                part.owned.settled()
-            elif not part.complete or not _applied(part, now):
+        for part in self.parts:
+            if not part.complete or not _applied(part, now):
                 self._rewind(part.owned)
 
     def aborted(self) -> None:
         """The writes wait for the next commit."""
-        for part in self._parts:
+        for part in self.parts:
             part.owned.aborted()
 
     def _flush(self, producer: Producer, deadline: Deadline) -> None:
         self.write(producer, deadline)
-        while not all(part.complete for part in self._parts):
+        while not all(part.complete for part in self.parts):
             producer.flush(min(0.5, deadline.left()))
-            error = next((part.error for part in self._parts if part.error), None)
+            error = next((part.tried.error for part in self.parts if part.tried.error), None)
             if error is not None:
                 if error.fatal():
                     self._writer.forget()
                 raise translate(error, "write the changelog", writing=True)
-            if deadline.left() <= 0 and not all(part.complete for part in self._parts):
+            if deadline.left() <= 0 and not all(part.complete for part in self.parts):
                 raise UnknownOutcomeError(
                     "the changelog's acknowledgements did not come in time",
                     hint="no position was committed; the next commit writes them again",
                 )
 
-    def _produce(
-        self,
-        producer: Producer,
-        part: Part,
-        key: bytes,
-        value: bytes | None,
-        headers: list[tuple[str, str | bytes | None]],
-        deadline: Deadline,
-    ) -> None:
-        number = part.owned.slot.number
-        while True:
-            try:
-                producer.produce(part.topic, value, key, number, part.report, headers=headers)
-                return
-            except BufferError:
-                deadline.check("room in the producer's queue for changelog records")
-                producer.poll(_FULL_QUEUE_SECONDS)
-            except KafkaException as exception:
-                raise translate(error_of(exception), "write the changelog", writing=True) from exception
+
+def _produce(producer: Producer, send: Callable[[], None], deadline: Deadline) -> None:
+    while True:
+        try:
+            send()
+            return
+        except BufferError:
+            deadline.check("room in the producer's queue for changelog records")
+            producer.poll(_LOOK_SECONDS)
+        except KafkaException as exception:
+            raise translate(error_of(exception), "write the changelog", writing=True) from exception
 
 
 def _applied(part: Part, now: int) -> bool:
     try:
-        part.owned.committed(part.writes, part.last + 1, now)
+        part.owned.committed(part.writes, max(part.tried.offsets, default=-1) + 1, now)
     except KpsplitError as error:
         log.warning("kpsplit: the state of %s is restored anew: %s", part.owned.slot, error)
         return False

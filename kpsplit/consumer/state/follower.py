@@ -11,19 +11,18 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from typing import TypeVar
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.state.changelog import Changelogs, check_record
-from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker, RestoreStart, start_from
-from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.state.storage import Storage
+from kpsplit.consumer.state.storage import ChangelogFacts, RestoreMarker, Storage, start_from
 from kpsplit.errors import (
     DeadlineExceededError,
     FutureVersionError,
@@ -36,12 +35,13 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.kafka.logical_message import headers_of
 
-T = TypeVar("T", bound=Hashable)
+Place = tuple[str, int]
+"""A partition of a changelog."""
 
 
 def standbys(
-    owners: Mapping[T, str], members: Iterable[str], copies: int, name: Callable[[T], str] = str
-) -> dict[T, tuple[str, ...]]:
+    owners: Mapping[SlotId, str], members: Iterable[str], copies: int
+) -> dict[SlotId, tuple[str, ...]]:
     """Return which members keep a warm copy of each slot: never its owner, ``copies`` of the others.
 
     Every member computes the same from the group's assignment alone, without knowing what was before: each
@@ -52,20 +52,17 @@ def standbys(
         owners: the owner of each slot.
         members: of the group, by a name that lasts (``group.instance.id``, else the member id).
         copies: of each slot besides its owner's; fewer if there are not so many members.
-        name: gives the name of a slot that is the same at every member.
     """
     everyone = sorted(set(members))
     placed = {}
     for slot, owner in owners.items():
-        ranked = _ranked(everyone, name(slot))
+        ranked = sorted(everyone, key=lambda member: _rank(member, slot))
         placed[slot] = tuple(member for member in ranked if member != owner)[: max(copies, 0)]
     return placed
 
 
-def _ranked(members: list[str], slot: str) -> list[str]:
-    return sorted(
-        members, key=lambda member: hashlib.blake2b(f"{member}\0{slot}".encode(), digest_size=8).digest()
-    )
+def _rank(member: str, slot: SlotId) -> bytes:
+    return hashlib.blake2b(f"{member}\0{slot}".encode(), digest_size=8).digest()
 
 
 @dataclass(slots=True)
@@ -75,34 +72,25 @@ class Copy:
     Attributes:
         slot: which slot.
         owned: the state that waits for it; None: a warm copy.
-        topic: its changelog.
+        place: its changelog partition.
         marker: what is stored.
-        position: every changelog record before it was read; ``waiting`` is not stored yet.
         target: restored when ``position`` has reached it: then it has all that there was at ``asked_ms``.
+        position: every changelog record before it was read; ``waiting`` is not stored yet.
         at_end: the end of the log was seen since the marker was stored.
     """
 
     slot: SlotId
     owned: OwnedState | None
-    topic: str
+    place: Place
     marker: RestoreMarker
-    position: int
     target: int
     asked_ms: int
+    position: int = field(init=False)
     at_end: bool = False
     waiting: dict[bytes, bytes | None] = field(default_factory=dict)
 
-    @classmethod
-    def begin(
-        cls, slot: SlotId, owned: OwnedState | None, topic: str, start: RestoreStart, end: int, asked_ms: int
-    ) -> Copy:
-        """Return the copy that starts there and is complete at ``end``, as asked at ``asked_ms``."""
-        return cls(slot, owned, topic, start.marker, start.marker.position, end, asked_ms)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The changelog partition."""
-        return self.topic, self.slot.number
+    def __post_init__(self) -> None:
+        self.position = self.marker.position
 
     @property
     def restored(self) -> bool:
@@ -110,7 +98,6 @@ class Copy:
         return self.position >= self.target
 
     def take(self, key: bytes, value: bytes | None, offset: int) -> None:
-        """Take a record."""
         self.waiting[key] = value
         self.passed(offset + 1)
 
@@ -119,7 +106,6 @@ class Copy:
         self.position = max(self.position, position)
 
     def saw_end(self, position: int) -> None:
-        """There is nothing after that offset."""
         self.passed(position)
         self.at_end = True
 
@@ -152,9 +138,6 @@ NOTE_TIME_MS = 60_000
 
 _PASSING = (UnreachableError, DeadlineExceededError, UnknownOutcomeError)
 
-Order = tuple[SlotId, OwnedState | None, bool]
-"""A slot, the state that waits for it, and whether it is to be followed at all."""
-
 
 class Follower:
     """Reads changelogs into the local store. ``follow`` and ``leave`` may be called from any thread.
@@ -172,11 +155,10 @@ class Follower:
         self._consumer = connection.open_reader(
             "state", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES
         )
-        self._orders: deque[Order] = deque()
+        self._orders: deque[tuple[SlotId, OwnedState | None, bool]] = deque()
         self._opening: dict[SlotId, OwnedState | None] = {}
         self._open_at = 0.0
-        self._copies: dict[tuple[str, int], Copy] = {}
-        self._places: dict[SlotId, tuple[str, int]] = {}
+        self._copies: dict[Place, Copy] = {}
         self._wake = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="kpsplit-state", daemon=True)
@@ -184,11 +166,20 @@ class Follower:
 
     def follow(self, slot: SlotId, owned: OwnedState | None) -> None:
         """Restore a slot for its owner, or (None) keep a warm copy of it."""
-        self._order((slot, owned, True))
+        self._orders.append((slot, owned, True))
+        self._wake.set()
 
     def leave(self, slot: SlotId) -> None:
         """Stop following a slot; what was stored of it stays."""
-        self._order((slot, None, False))
+        self._orders.append((slot, None, False))
+        self._wake.set()
+
+    def following(self) -> set[SlotId]:
+        """Return the slots that are followed, or will be; not one that was given up because of an error."""
+        found = {*list(self._opening), *(copy.slot for copy in list(self._copies.values()))}
+        for slot, _, wanted in list(self._orders):
+            (found.add if wanted else found.discard)(slot)
+        return found
 
     def warm(self) -> dict[SlotId, int]:
         """Return the warm copies that have reached the end of their changelog once, with their positions."""
@@ -196,14 +187,9 @@ class Follower:
         return {c.slot: c.position for c in copies if c.owned is None and c.restored}
 
     def close(self) -> None:
-        """End the thread and the consumer."""
         self._stopping.set()
         self._wake.set()
         self._thread.join()
-
-    def _order(self, order: Order) -> None:
-        self._orders.append(order)
-        self._wake.set()
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -230,11 +216,11 @@ class Follower:
         self._wake.clear()
         while self._orders:
             slot, owned, wanted = self._orders.popleft()
-            self._drop(slot)
             self._opening.pop(slot, None)
             if wanted:
                 self._opening[slot] = owned
                 self._open_at = 0.0
+            self._drop(slot)  # last: if it raises, whoever waits for the slot hears of it
 
     def _open(self) -> None:
         """Find out where the slots that are new begin; those that owners wait for first."""
@@ -250,45 +236,46 @@ class Follower:
                 self._open_at = monotonic() + RETRY_SECONDS
             except KpsplitError as error:
                 for slot in group:
-                    self._fail(slot, self._opening.pop(slot, None), error)
+                    self._fail(self._opening.pop(slot, None), error)
 
     def _open_group(self, group: list[SlotId]) -> None:
         now = _now_ms()
         facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS))
         for slot in group:
-            copy = self._begin(slot, self._opening[slot], facts[slot], now)
-            self._assign(copy)
+            self._assign(self._begin(slot, self._opening[slot], facts[slot], now))
             del self._opening[slot]  # after what may fail: the exception reaches what waits for the slot
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
-        marker = self._storage.marker(slot)
-        start = start_from(marker, facts, now)
-        if start.marker is not marker:
-            self._storage.wipe(slot, start.marker)
-        if start.wiped:
-            self.counts[f"wiped-{start.wiped}"] += 1
-            log.warning("kpsplit: state of %s is restored from the start: %s", slot, start.wiped)
-        return Copy.begin(slot, owned, self._changelogs.name(slot), start, facts.high, now)
+        stored = self._storage.marker(slot)
+        marker, wiped = start_from(stored, facts, now)
+        if marker is not stored:
+            self._storage.wipe(slot, marker)
+        if wiped:
+            self.counts[f"wiped-{wiped}"] += 1
+            log.warning("kpsplit: state of %s is restored from the start: %s", slot, wiped)
+        return Copy(slot, owned, self._place(slot), marker, facts.high, now)
+
+    def _place(self, slot: SlotId) -> Place:
+        return self._changelogs.name(slot), slot.number
 
     def _assign(self, copy: Copy) -> None:
         owned = copy.owned
         if owned is not None:
             owned.position, owned.target = copy.position, copy.target
             if copy.restored:
-                copy.marker = copy.next_marker(copy.asked_ms)
-                self._storage.apply(copy.slot, {}, copy.marker)
-                self._hand_over(copy, owned)
+                marker = copy.next_marker(copy.asked_ms)
+                self._storage.apply(copy.slot, {}, marker)
+                owned.marker = marker  # from here on it is the owner's to write
                 return
         self._copies[copy.place] = copy
-        self._places[copy.slot] = copy.place
         self._consumer.incremental_assign([TopicPartition(*copy.place, copy.position)])
         self._let_owners_first()
 
     def _drop(self, slot: SlotId) -> None:
-        place = self._places.pop(slot, None)
-        if place is not None:
-            copy = self._copies.pop(place)
-            self._consumer.incremental_unassign([TopicPartition(*place)])
+        copy = self._copies.get(self._place(slot))
+        if copy is not None and copy.slot == slot:  # not one of another division of the topic
+            del self._copies[copy.place]
+            self._consumer.incremental_unassign([TopicPartition(*copy.place)])
             if copy.owned is not None:
                 self._let_owners_first()
 
@@ -323,13 +310,12 @@ class Follower:
         key, offset = message.key(), message.offset() or 0
         try:
             check_record(copy.slot, key, headers_of(message))
-        except FutureVersionError as refusal:
-            self._give_up(copy, refusal)
-        except RecordError:
-            self.counts["garbage"] += 1
-            copy.passed(offset + 1)
         except KpsplitError as refusal:
-            self._give_up(copy, refusal)
+            if isinstance(refusal, RecordError) and not isinstance(refusal, FutureVersionError):
+                self.counts["garbage"] += 1
+                copy.passed(offset + 1)
+            else:
+                self._give_up(copy, refusal)
         else:
             self.counts["followed" if copy.owned is None else "restored"] += 1
             copy.take(key or b"", message.value(), offset)
@@ -361,7 +347,7 @@ class Follower:
                 copy.owned.position = copy.position
                 if copy.restored:
                     self._drop(copy.slot)
-                    self._hand_over(copy, copy.owned)
+                    copy.owned.marker = copy.marker  # from here on it is the owner's to write
         if unwritten is not None:
             raise unwritten
 
@@ -371,24 +357,24 @@ class Follower:
             self._storage.apply(copy.slot, copy.waiting, marker)
             copy.marker, copy.waiting, copy.at_end = marker, {}, False
 
-    def _hand_over(self, copy: Copy, owned: OwnedState) -> None:
-        owned.marker = copy.marker  # from here on it is the owner's to write
-
     def _give_up(self, copy: Copy, error: KpsplitError) -> None:
         self._drop(copy.slot)
-        self._fail(copy.slot, copy.owned, error)
+        self._fail(copy.owned, error)
 
-    def _fail(self, slot: SlotId, owned: OwnedState | None, error: KpsplitError) -> None:
+    def _fail(self, owned: OwnedState | None, error: KpsplitError) -> None:
         self._note(error)
         if owned is not None:
             owned.error = error
 
     def _fail_everything(self, error: KpsplitError) -> None:
-        for slot, owned in list(self._opening.items()):
-            self._fail(slot, owned, error)
+        """Tell every owner that waits. What raised may raise again: nothing here depends on it."""
+        waiting = [*self._opening.values(), *(copy.owned for copy in self._copies.values())]
         self._opening.clear()
-        for copy in list(self._copies.values()):
-            self._give_up(copy, error)
+        self._copies.clear()
+        for owned in waiting:
+            self._fail(owned, error)
+        with suppress(KafkaException):
+            self._consumer.unassign()
 
     def _note(self, error: KpsplitError) -> None:
         if self.last_error is None or self.last_error.message != error.message:

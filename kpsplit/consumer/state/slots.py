@@ -1,37 +1,41 @@
-"""Names a slot for the state store: in the local store's keys, and among the changelog's partitions."""
+"""Slots as the state store names them, and what the consumer's engine calls so that a store follows them.
+
+The engine's calls, in the order of a slot's life: ``taken`` when it was assigned; ``ready`` is asked until it
+says True, before any record of the slot is handed out; ``attempt`` around each try of a handler;
+``before_commit`` at every commit, after the moment when the positions to be committed are fixed; ``released``
+after the last commit, or at once when the slot was lost, or when its records will be handed out again (then
+``taken`` as above). After each rebalance ``assigned`` gives the group's assignment. Nothing waits for long,
+except ``StateCommit.write`` and ``flush``, which come from a thread that may wait.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol
 
+from confluent_kafka import Producer
+
+from kpsplit.clock import Deadline
+from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.errors import UsageError
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MAX_SLOTS, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import MAX_TOPIC_NAME
+from kpsplit.splitter.records.keys import CHANGELOG_PREFIX, MAX_TOPIC_NAME
 
-_PLACE = struct.Struct(">IHH")
+MAX_RECORD_BYTES = 900_000
+"""Key and value together: below the changelog's ``max.message.bytes`` with all that Kafka adds."""
+
+PLACE = struct.Struct(">IHH")
+"""Partition, slots per partition, index: what names a slot within its topic."""
+
 _PLAIN_GROUP = re.compile(r"[a-zA-Z0-9_-]{1,120}")
-_PREFIX = "__kpsplit.changelog."
-
-
-class Slot(Protocol):
-    """What the engine calls an owned slot: slot ``index`` of ``slots`` of a logical partition."""
-
-    @property
-    def parent(self) -> PhysicalPartition:
-        """The logical partition."""
-
-    @property
-    def index(self) -> int:
-        """Which of the partition's slots, from 0."""
-
-    @property
-    def slots(self) -> int:
-        """How many slots each partition of the topic has."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,8 +53,10 @@ class SlotId:
             raise UsageError(f"{self} is not a slot")
 
     @classmethod
-    def of(cls, slot: Slot) -> SlotId:
+    def of(cls, slot: OwnedSlot | SlotId) -> SlotId:
         """Return the name of a slot of the engine's."""
+        if isinstance(slot, SlotId):
+            return slot
         return cls(slot.parent.topic, slot.parent.partition, slot.index, slot.slots)
 
     def __str__(self) -> str:
@@ -70,7 +76,7 @@ class SlotId:
     @property
     def place(self) -> bytes:
         """8 bytes that name the slot within its topic; they are in every changelog record."""
-        return _PLACE.pack(self.partition, self.slots, self.index)
+        return PLACE.pack(self.partition, self.slots, self.index)
 
     @property
     def prefix(self) -> bytes:
@@ -86,22 +92,10 @@ class SlotId:
             ValueError: these bytes are no prefix.
         """
         length = int.from_bytes(data[:2], "big")
-        if len(data) != 2 + length + _PLACE.size:
+        if len(data) != 2 + length + PLACE.size:
             raise ValueError("not a slot's prefix")
-        partition, slots, index = _PLACE.unpack(data[2 + length :])
+        partition, slots, index = PLACE.unpack(data[2 + length :])
         return cls(data[2 : 2 + length].decode("ascii"), partition, index, slots)
-
-
-def place_of(data: bytes) -> tuple[int, int, int]:
-    """Return partition, slots and index of a ``SlotId.place``.
-
-    Raises:
-        ValueError: these bytes are no place.
-    """
-    if len(data) != _PLACE.size:
-        raise ValueError("not a slot's place")
-    partition, slots, index = _PLACE.unpack(data)
-    return partition, slots, index
 
 
 def changelog_topic(group: str, topic: str) -> str:
@@ -112,19 +106,118 @@ def changelog_topic(group: str, topic: str) -> str:
     """
     name = group
     if not _PLAIN_GROUP.fullmatch(group):
-        readable = re.sub(r"[^a-zA-Z0-9_-]", "_", group)[:100]
-        name = f"{readable}-{_digest(group)}"
-    whole = f"{_PREFIX}{name}.{topic}"
+        name = f"{re.sub(r'[^a-zA-Z0-9_-]', '_', group)[:100]}-{_digest(group)}"
+    whole = f"{CHANGELOG_PREFIX}{name}.{topic}"
     if len(whole) <= MAX_TOPIC_NAME:
         return whole
     return f"{whole[: MAX_TOPIC_NAME - 17]}-{_digest(whole)}"
 
 
-def successor(prefix: bytes) -> bytes | None:
-    """Return the least bytes greater than all that begin with ``prefix``; None: there are none."""
-    stem = prefix.rstrip(b"\xff")
-    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class StateCommit(Protocol):
+    """The part that state has in one commit: there are two ways through it.
+
+    * in a transaction: ``write`` (it may be repeated by a new transaction of the same commit), then
+      ``committed``, ``aborted``, or, where the outcome is unknown, ``StateHooks.released``;
+    * without one: ``flush`` *before* the positions are committed.
+    """
+
+    def write(self, producer: Producer, deadline: Deadline) -> None:
+        """Produce the changelog records into the transaction that is open."""
+
+    def flush(self, deadline: Deadline) -> None:
+        """Write the changelog records and return when every one is acknowledged.
+
+        Raises:
+            KpsplitError: they are not; positions must not be committed. The writes wait for the next commit.
+        """
+
+    def committed(self) -> None:
+        """The transaction is committed.
+
+        A slot whose local store cannot follow is not ``ready`` afterwards: what else waited of it is gone.
+        """
+
+    def aborted(self) -> None:
+        """The transaction is aborted, and what was processed stays processed: the writes wait."""
+
+
+class StateAttempt(Protocol):
+    """One try of a handler, in its thread or task: what it writes is invisible until ``publish``."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; an error is raised on."""
+
+    def publish(self) -> None:
+        """The record counts as processed.
+
+        Raises:
+            KpsplitError: the slot was released meanwhile; the record does not count.
+        """
+
+
+class StateHooks(Protocol):
+    """A state store, as the engine sees it."""
+
+    @property
+    def standbys(self) -> int:
+        """How many other members keep a warm copy; without one ``assigned`` is not needed."""
+
+    def bind(self, group: str, connection: Connection) -> None:
+        """A Consumer of a group, with a connection, begins to use the store.
+
+        Raises:
+            KpsplitError: it is another group's, another Consumer uses it, or it cannot be opened.
+        """
+
+    def unbind(self) -> None:
+        """The Consumer is closed."""
+
+    def user_changed(self, before: str | None, username: str, password: str) -> None:
+        """The Consumer, which logged in as ``before``, uses these SASL credentials from now on."""
+
+    def taken(self, slots: Iterable[OwnedSlot]) -> None:
+        """Slots were assigned: begin to restore what is missing of their state."""
+
+    def ready(self, slot: OwnedSlot) -> bool:
+        """Return whether a slot's state is restored.
+
+        Raises:
+            KpsplitError: it cannot be; ``released`` and ``taken`` try again.
+        """
+
+    def attempt(self, slot: OwnedSlot, place: RecordPlace) -> StateAttempt:
+        """Return the unit of one try of a handler on the record at a place.
+
+        Raises:
+            KpsplitError: the slot's state is not there.
+        """
+
+    def waits(self, slot: OwnedSlot) -> bool:
+        """Return whether something of a slot waits for a commit."""
+
+    def before_commit(
+        self, slots: Iterable[OwnedSlot], covers: Mapping[PhysicalPartition, CommitCoverage] | None = None
+    ) -> StateCommit:
+        """Take what waits of these slots into a commit.
+
+        Args:
+            slots: the slots whose positions are committed.
+            covers: by logical partition, which records the positions cover; None: all.
+        """
+
+    def released(self, slots: Iterable[OwnedSlot]) -> None:
+        """Slots are owned no more; what waits of them is dropped."""
+
+    def assigned(self, members: Mapping[str, Iterable[OwnedSlot]], me: str) -> None:
+        """Give the slots of every member; which member keeps which warm copy follows from them."""
+
+    def wants_commit(self) -> bool:
+        """Return whether so much waits that a commit should not be put off."""

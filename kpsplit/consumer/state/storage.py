@@ -1,24 +1,25 @@
 """The local store: one RocksDB directory per process, in which each slot is one contiguous key range.
 
 Keys: ``f`` the format, and the group whose state this is; ``m<slot>`` the slot's marker; ``s<slot><key>`` one
-value of the slot's state.
+value of the slot's state. A marker is written in the same atomic batch as the values that it counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kpsplit.consumer.state.marker import RestoreMarker
-from kpsplit.consumer.state.pending import Writes
-from kpsplit.consumer.state.slots import SlotId, successor
+from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import ConfigurationError, ConflictError, FutureVersionError, KpsplitError
 
 if TYPE_CHECKING:
-    from rocksdict import Rdict
+    from rocksdict import Rdict, WriteBatch
 
 VERSION = 1
 _FORMAT_KEY = b"f"
@@ -27,6 +28,93 @@ _STATE = b"s"
 _MAX_LOG_BYTES = 1 << 20
 _KEPT_LOGS = 2
 _LOCKED = ("lock hold by", "While lock file")
+_MARKER_FORM = struct.Struct(">BQQ")
+_MARKER_VERSION = 1
+
+Writes = Mapping[bytes, bytes | None]
+"""Values by key; None: the key is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreMarker:
+    """What a slot's local state is a copy of.
+
+    Attributes:
+        topic_id: Kafka's id of the changelog topic; a topic made anew has another.
+        position: every changelog record before this offset is in the local state, none after it.
+        as_of_ms: wall-clock time of this machine. Everything that the changelog held then is in the local
+            state; for a first copy that is not complete yet: when it was begun.
+    """
+
+    topic_id: str
+    position: int
+    as_of_ms: int
+
+    def encode(self) -> bytes:
+        return _MARKER_FORM.pack(_MARKER_VERSION, self.position, self.as_of_ms) + self.topic_id.encode(
+            "ascii"
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> RestoreMarker | None:
+        """Read stored bytes; None if they are none of ours, and then the state is worth nothing."""
+        if len(data) <= _MARKER_FORM.size or data[0] != _MARKER_VERSION:
+            return None
+        _, position, as_of_ms = _MARKER_FORM.unpack(data[: _MARKER_FORM.size])
+        topic_id = data[_MARKER_FORM.size :]
+        return cls(topic_id.decode("ascii"), position, as_of_ms) if topic_id.isascii() else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogFacts:
+    """A changelog partition as the brokers describe it: it holds [low, high).
+
+    ``high`` is the high watermark: it also counts what belongs to transactions that are not decided yet.
+    """
+
+    topic_id: str
+    low: int
+    high: int
+    delete_retention_ms: int
+
+
+class Wiped(StrEnum):
+    """Why a slot's local state was thrown away."""
+
+    OTHER_TOPIC = "other-topic"
+    AHEAD = "ahead-of-changelog"
+    LOG_START = "before-log-start"
+    TOO_OLD = "older-than-tombstones"
+
+
+def start_from(
+    marker: RestoreMarker | None, changelog: ChangelogFacts, now_ms: int
+) -> tuple[RestoreMarker, Wiped | None]:
+    """Return from where a slot is restored, and why its local state counts for nothing, if it does."""
+    wiped = None if marker is None else _reason_to_wipe(marker, changelog, now_ms)
+    if marker is None or wiped is not None:
+        return RestoreMarker(changelog.topic_id, changelog.low, now_ms), wiped
+    return marker, None
+
+
+def _reason_to_wipe(marker: RestoreMarker, changelog: ChangelogFacts, now_ms: int) -> Wiped | None:
+    if marker.topic_id != changelog.topic_id:
+        return Wiped.OTHER_TOPIC
+    if marker.position > changelog.high:
+        return Wiped.AHEAD
+    if marker.position < changelog.low:
+        return Wiped.LOG_START
+    # Compaction removes tombstones after that time: a deleted key that we hold would never go away again.
+    missed = marker.position < changelog.high
+    if missed and not 0 <= now_ms - marker.as_of_ms < changelog.delete_retention_ms:
+        return Wiped.TOO_OLD
+    return None
+
+
+def successor(prefix: bytes) -> bytes | None:
+    """Return the least bytes greater than all that begin with ``prefix``; None: there are none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 class Storage:
@@ -64,7 +152,6 @@ class Storage:
             self._db.close()
 
     def get(self, slot: SlotId, key: bytes) -> bytes | None:
-        """Return a value, None if there is none."""
         with _explained("read the local store"):
             found: bytes | None = self._db.get(_STATE + slot.prefix + key)
         return found
@@ -88,9 +175,7 @@ class Storage:
                 batch.delete(prefix + key)
             else:
                 batch.put(prefix + key, value)
-        batch.put(_MARKERS + slot.prefix, marker.encode())
-        with _explained("write the local store"):
-            self._db.write(batch)
+        self._write(batch, slot, marker)
 
     def marker(self, slot: SlotId) -> RestoreMarker | None:
         """Return a slot's marker, None if it has none that can be read."""
@@ -111,6 +196,9 @@ class Storage:
         batch = WriteBatch(raw_mode=True)
         prefix = _STATE + slot.prefix
         batch.delete_range(prefix, successor(prefix) or prefix)
+        self._write(batch, slot, marker)
+
+    def _write(self, batch: WriteBatch, slot: SlotId, marker: RestoreMarker | None) -> None:
         if marker is None:
             batch.delete(_MARKERS + slot.prefix)
         else:

@@ -18,12 +18,20 @@ from kpsplit.consumer.commit.payload import place_of
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower, standbys
-from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import BYTES, SlotView, Work, WorkAttempt, current_work
-from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic
+from kpsplit.consumer.state.slot_state import (
+    BYTES,
+    OwnedState,
+    SlotGoneError,
+    SlotView,
+    Work,
+    WorkAttempt,
+    current_work,
+)
+from kpsplit.consumer.state.slots import SlotId, changelog_topic
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import slot_index
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -41,7 +49,7 @@ class StateStore:
     its new owner reads from the changelog only what it does not hold already. ``docs/state.md`` says what is
     promised.
 
-    Implements ``hooks.StateHooks`` for the engine.
+    Implements ``slots.StateHooks`` for the engine.
 
     Args:
         directory: for this process alone; made if it is missing.
@@ -96,11 +104,16 @@ class StateStore:
         """Take the directory, and begin to follow changelogs."""
         if not self._group:
             raise ConfigurationError("state belongs to a consumer group", hint="set group.id")
+        storage = Storage(self._directory, self._group)
+        try:
+            storage.forget_older(int((time.time() - self._keep_seconds) * 1000))
+            self._follower = Follower(storage, connection, self._group)
+        except BaseException:
+            storage.close()  # else the directory stays locked, and the next try blames another process
+            raise
         self._connection = connection
-        self._storage = Storage(self._directory, self._group)
-        self._storage.forget_older(int((time.time() - self._keep_seconds) * 1000))
+        self._storage = storage
         self._writer = PlainWriter(connection)
-        self._follower = Follower(self._storage, connection, self._group)
         self._opened = True
 
     def __enter__(self) -> StateStore:
@@ -108,10 +121,7 @@ class StateStore:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it."""
         self.close()
@@ -134,9 +144,9 @@ class StateStore:
         owned = sorted(self._owned.items(), key=lambda item: str(item[0]))
         return [slot for slot, state in owned if _progress(state)["ready"]]
 
-    def slot(self, slot: Slot | SlotId) -> SlotView[bytes, bytes]:
+    def slot(self, slot: OwnedSlot | SlotId) -> SlotView[bytes, bytes]:
         """Return the state of a slot, keys and values as bytes; ``typed`` on it gives other types."""
-        return SlotView(_id(slot), self._find, BYTES, BYTES)
+        return SlotView(SlotId.of(slot), self._find, BYTES, BYTES)
 
     def for_record(self, message: Message) -> SlotView[bytes, bytes]:
         """Return the state of the slot of a record that was handed out by this process's consumer.
@@ -155,7 +165,7 @@ class StateStore:
         self._belonging(slot)
         return SlotView(slot, self._find, BYTES, BYTES, place)
 
-    def work(self, what: Message | Slot | SlotId) -> Work:
+    def work(self, what: Message | OwnedSlot | SlotId) -> Work:
         """Return a unit of work on a record, or on a slot; see Work. ``run()`` makes one for each call.
 
         Raises:
@@ -164,7 +174,7 @@ class StateStore:
         if isinstance(what, Message):
             slot, place = self._slot_of(what)
             return Work(self._find(slot), place)
-        return Work(self._find(_id(what)))
+        return Work(self._find(SlotId.of(what)))
 
     def flush(self, deadline: Deadline) -> None:
         """Write all that waits to the changelogs, outside of any commit of positions.
@@ -179,7 +189,7 @@ class StateStore:
             raise UsageError("the state is written by the commits of the Consumer", hint="call its commit()")
         self.before_commit(list(self._owned)).flush(deadline)
 
-    # -- for the engine: hooks.StateHooks ------------------------------------------------------------
+    # -- for the engine: slots.StateHooks ------------------------------------------------------------
 
     @property
     def standbys(self) -> int:
@@ -221,41 +231,41 @@ class StateStore:
         if self._connection.get("sasl.username") == before:
             self._connection.set_sasl_credentials(username, password)
 
-    def taken(self, slots: Iterable[Slot | SlotId]) -> None:
+    def taken(self, slots: Iterable[OwnedSlot | SlotId]) -> None:
         """Begin to restore slots that were assigned; those that are owned already stay as they are."""
         with self._lock:
-            for slot in map(_id, slots):
+            for slot in map(SlotId.of, slots):
                 if slot not in self._owned:
                     self._divisions[slot.topic, slot.partition] = slot.slots
                     self._restore(slot)
 
-    def ready(self, slot: Slot | SlotId) -> bool:
+    def ready(self, slot: OwnedSlot | SlotId) -> bool:
         """Return whether a slot is restored; one that lost writes is not until it is taken anew.
 
         Raises:
             KpsplitError: it cannot be.
         """
-        owned = self._owned.get(_id(slot))
+        owned = self._owned.get(SlotId.of(slot))
         if owned is not None and owned.error is not None:
             raise owned.error
         return owned is not None and owned.marker is not None and owned.slot not in self._broken
 
-    def attempt(self, slot: Slot | SlotId, place: RecordPlace) -> WorkAttempt:
+    def attempt(self, slot: OwnedSlot | SlotId, place: RecordPlace) -> WorkAttempt:
         """Return the unit of one try of a handler on the record at a place.
 
         Raises:
             KpsplitError: the slot is not owned, or not restored.
         """
-        return WorkAttempt(self._find(_id(slot)), place)
+        return WorkAttempt(self._find(SlotId.of(slot)), place)
 
-    def waits(self, slot: Slot | SlotId) -> bool:
+    def waits(self, slot: OwnedSlot | SlotId) -> bool:
         """Return whether something of a slot waits for a commit."""
-        owned = self._owned.get(_id(slot))
-        return owned is not None and owned.waits
+        owned = self._owned.get(SlotId.of(slot))
+        return owned is not None and bool(owned.pending)
 
     def before_commit(
         self,
-        slots: Iterable[Slot | SlotId],
+        slots: Iterable[OwnedSlot | SlotId],
         covers: Mapping[PhysicalPartition, CommitCoverage] | None = None,
     ) -> ChangelogCommit:
         """Take what waits of slots into a commit: what belongs to records that it covers, or to none.
@@ -263,32 +273,38 @@ class StateStore:
         Raises:
             ConflictError: a commit of one of them is under way. SlotGoneError: one is not owned.
         """
-        owned = [self._belonging(_id(slot)) for slot in slots]
-        return self._commit([one.usable() for one in owned if not one.restoring], covers)
+        owned = [self._belonging(SlotId.of(slot)) for slot in slots]
+        restored = [one.usable() for one in owned if one.marker is not None]
+        commit = ChangelogCommit(self._writer, self._rewind)
+        try:
+            for one in restored:
+                writes = one.cut(None if covers is None else covers[one.slot.parent].holds)
+                commit.parts.append(Part(one, changelog_topic(self._group, one.slot.topic), writes))
+        except BaseException:  # a slot whose commit never ends could not be committed again
+            commit.aborted()
+            raise
+        return commit
 
-    def released(self, slots: Iterable[Slot | SlotId]) -> None:
+    def released(self, slots: Iterable[OwnedSlot | SlotId]) -> None:
         """Own slots no more: what waits is dropped; what is stored stays, for when they come back."""
         with self._lock:
-            for slot in map(_id, slots):
-                owned = self._owned.pop(slot, None)
+            for slot in map(SlotId.of, slots):
                 self._broken.discard(slot)
-                if owned is None:
-                    continue
-                owned.leave()
-                if slot in self._warm:
-                    self._follower.follow(slot, None)
-                else:
-                    self._follower.leave(slot)
+                if (owned := self._owned.pop(slot, None)) is not None:
+                    owned.leave()
+                    if slot in self._warm:
+                        self._follower.follow(slot, None)
+                    else:
+                        self._follower.leave(slot)
 
-    def assigned(self, members: Mapping[str, Iterable[Slot | SlotId]], me: str) -> None:
+    def assigned(self, members: Mapping[str, Iterable[OwnedSlot | SlotId]], me: str) -> None:
         """Follow the slots of which this member is to keep a warm copy, by the group's whole assignment."""
-        owners = {_id(slot): member for member, slots in members.items() for slot in slots}
+        owners = {SlotId.of(slot): member for member, slots in members.items() for slot in slots}
         placed = standbys(owners, [*members, me], self._standbys)
         mine = frozenset(slot for slot, keepers in placed.items() if me in keepers)
         with self._lock:
-            for slot in mine - self._warm:
-                if slot not in self._owned:
-                    self._follower.follow(slot, None)
+            for slot in mine - self._follower.following() - self._owned.keys():
+                self._follower.follow(slot, None)
             for slot in self._warm - mine:
                 if slot not in self._owned:
                     self._follower.leave(slot)
@@ -364,21 +380,8 @@ class StateStore:
                 if self._in_use:  # what waited is gone: the Consumer takes the slot anew, from its commit
                     self._broken.add(owned.slot)
 
-    def _commit(
-        self, owned: list[OwnedState], covers: Mapping[PhysicalPartition, CommitCoverage] | None
-    ) -> ChangelogCommit:
-        commit = ChangelogCommit(self._writer, self._rewind)
-        try:
-            for one in owned:
-                writes = one.cut(None if covers is None else covers[one.slot.parent].holds)
-                commit.add(Part(one, changelog_topic(self._group, one.slot.topic), writes))
-        except KpsplitError:
-            commit.aborted()
-            raise
-        return commit
-
     def _pending_bytes(self) -> int:
-        return sum(owned.pending_bytes for owned in list(self._owned.values()))
+        return sum(owned.pending.bytes for owned in list(self._owned.values()))
 
     def _forked(self) -> None:
         self._lock = Lock()
@@ -389,17 +392,13 @@ class StateStore:
         )
 
 
-def _id(slot: Slot | SlotId) -> SlotId:
-    return slot if isinstance(slot, SlotId) else SlotId.of(slot)
-
-
 def _progress(owned: OwnedState) -> dict[str, Any]:
     return {
         "ready": owned.marker is not None and owned.error is None,
         "position": owned.position,
         "target": owned.target,
         "restored": owned.restored,
-        "pending_bytes": owned.pending_bytes,
+        "pending_bytes": owned.pending.bytes,
         "error": None if owned.error is None else str(owned.error),
     }
 

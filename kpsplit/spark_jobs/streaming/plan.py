@@ -30,6 +30,7 @@ from typing import Any
 
 from kpsplit.errors import RecordError
 from kpsplit.spark_jobs.regions import Bound
+from kpsplit.spark_jobs.snapshot import Lost
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, Phase
@@ -38,31 +39,24 @@ from kpsplit.splitter.records.strict_json import Fields, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """What is read. ``partitions``: the logical ones, all when None. ``patience`` in seconds."""
-
-    topic: str
-    partitions: tuple[int, ...] | None
-    patience: float
-
-
-@dataclass(frozen=True, slots=True)
 class Query:
     """A query. ``properties``: the connection (librdkafka's); they may hold secrets.
 
-    ``most``: offsets in a batch, None without a limit. ``fail_on_data_loss``: whether records that are gone
-    before they were read end the query; else they are reported and passed over.
+    ``partitions``: the logical ones, all when None. ``patience`` in seconds. ``most``: offsets in a batch,
+    None without a limit. ``fail_on_data_loss``: whether records that are gone before they were read end the
+    query; else they are reported and passed over.
     """
 
     properties: Mapping[str, Any]
-    settings: StreamSettings
+    topic: str
+    partitions: tuple[int, ...] | None
+    patience: float
     start: Bound
     most: int | None
     fail_on_data_loss: bool
 
-    def __repr__(self) -> str:
-        """Name the topic only."""
-        return f"Query({self.settings.topic!r})"
+    def __repr__(self) -> str:  # without properties
+        return f"Query({self.topic!r})"
 
 
 VERSION = 1
@@ -91,11 +85,7 @@ class StreamOffset:
     begun: StreamPositions = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as Spark wants it: the same values always give the same text.
-
-        Raises:
-            RecordError: the topic has too long a history.
-        """
+        """Return it as Spark wants it: the same values always give the same text."""
         lists = {"at": _as_list(self.at), "from": _as_list(self.begun)}
         found: dict[str, Any] = json.loads(encode({"v": VERSION, "topic": self.topic, **lists}))
         return found
@@ -272,42 +262,26 @@ def _before(lineage: Lineage, segment: int) -> set[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class LostStretch:
-    """A stretch that was still to be read and is gone."""
-
-    stretch: SegmentStretch
-    reason: GapReason
-
-    def __str__(self) -> str:
-        """Return it as people read it."""
-        s = self.stretch
-        extent = f"offsets {s.first} to {s.behind - 1} of {s.segment.source}"
-        return f"segment {s.segment.id}: {extent} are gone ({self.reason.phrase})"
-
-
 def without_lost(
+    state: PartitionState,
     stretches: Iterable[SegmentStretch],
     lows: Mapping[PhysicalPartition, int],
     gone: Mapping[PhysicalPartition, GapReason],
-) -> tuple[list[SegmentStretch], list[LostStretch]]:
+) -> tuple[list[SegmentStretch], list[Lost]]:
     """Return what can still be read, and what cannot.
 
-    Args:
-        stretches: what is to be read.
-        lows: the first offset that each log has.
-        gone: physical partitions that hold nothing of ours any more.
+    ``lows``: the first offset that each log has; ``gone``: those that hold nothing of ours any more.
     """
     kept: list[SegmentStretch] = []
-    lost: list[LostStretch] = []
+    lost: list[Lost] = []
     for stretch in stretches:
         source = stretch.segment.source
         if source in gone:
-            lost.append(LostStretch(stretch, gone[source]))
+            lost.append(Lost(state, stretch.segment, stretch.first, stretch.behind, gone[source]))
             continue
         first = min(max(stretch.first, lows.get(source, 0)), stretch.behind)
         if first > stretch.first:
-            lost.append(LostStretch(replace(stretch, behind=first), GapReason.EXPIRED))
+            lost.append(Lost(state, stretch.segment, stretch.first, first, GapReason.EXPIRED))
         if first < stretch.behind:
             kept.append(replace(stretch, first=first))
     return kept, lost

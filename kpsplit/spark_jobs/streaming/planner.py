@@ -23,7 +23,6 @@ from kpsplit.spark_jobs.streaming.plan import (
     StreamOffset,
     StreamPosition,
     StreamPositions,
-    StreamSettings,
     advance,
     between,
     readable_ends,
@@ -36,19 +35,14 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor, GapReason
 
 
-def beginning(connection: Connection, settings: StreamSettings, start: Bound) -> StreamPositions:
-    """Return where each logical partition begins: on every key's path at or after ``start``.
+def beginning(connection: Connection, query: Query) -> StreamPositions:
+    """Return where each logical partition begins: on every key's path at or after the query's start.
 
     Records that are gone already count as read for ``earliest``; with a logical offset they are still to be
     read, so that their loss is noticed.
-
-    Raises:
-        UsageError: the topic, a partition or the start is wrong.
-        DeadlineExceededError: an operation under way did not finish in time.
-        KpsplitError: the cluster cannot be read.
     """
-    at = timestamp_ms(start)
-    snapshot = Gatherer(connection, settings.topic, settings.partitions, settings.patience).snapshot()
+    start, at = query.start, timestamp_ms(query.start)
+    snapshot = Gatherer(connection, query.topic, query.partitions, query.patience).snapshot()
     logical = start if isinstance(start, Mapping) else {}
     if unknown := sorted(set(logical) - {s.parent.partition for s in snapshot.states}):
         raise UsageError(f"an offset is given for partition {unknown[0]}, which is not read")
@@ -85,34 +79,25 @@ class ClusterSnapshot:
         short_patience: seconds for which a log may be shorter than what was read of it.
     """
 
-    def __init__(self, connection: Connection, settings: StreamSettings) -> None:
-        self._settings = settings
-        self.short_patience = settings.patience
+    def __init__(self, connection: Connection, query: Query) -> None:
+        self._query = query
+        self.short_patience = query.patience
         self._admin = ClusterAdmin(connection)
         self._tail = ControlTail(connection)
         self._seen: dict[int, PartitionState] = {}
         self._short_since: dict[PhysicalPartition, float] = {}
 
     def close(self) -> None:
-        """End the clients."""
         self._tail.close()
 
     def states(self) -> dict[int, PartitionState]:
-        """Return the states of the logical partitions as the control topic has them at this moment.
-
-        Raises:
-            UsageError: the topic is gone, or not enrolled. KpsplitError: the control topic cannot be read.
-        """
-        self._tail.read_to_end(Deadline(self._settings.patience))
+        """Return the states of the logical partitions as the control topic has them at this moment."""
+        self._tail.read_to_end(Deadline(self._query.patience))
         self._seen = {p.partition: state_of(self._tail, p) for p in self._parents()}
         return self._seen
 
     def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
-        """Return states that are no older than some positions, as far as there are any.
-
-        Raises:
-            KpsplitError: as ``states`` does.
-        """
+        """Return states that are no older than some positions, as far as there are any."""
         seen = self._seen
         if all(p in seen and seen[p].epoch >= s.epoch for those in positions for p, s in those.items()):
             return seen
@@ -122,13 +107,7 @@ class ClusterSnapshot:
         """Return how far each logical partition can be read now.
 
         The ends are asked for *before* the control topic is read: every marker before them was written by an
-        attempt that this view knows.
-
-        Args:
-            cursors: where the query stands: only logs that it still reads are asked for their ends.
-
-        Raises:
-            KpsplitError: the cluster cannot be asked, or a log is shorter than what was read of it.
+        attempt that this view knows. Only logs that are not read to the end yet (``cursors``) are asked.
         """
         stable: dict[PhysicalPartition, int] = {}
         asked: set[PhysicalPartition] = set()
@@ -144,17 +123,13 @@ class ClusterSnapshot:
     def missing(
         self, state: PartitionState, stretches: Iterable[SegmentStretch]
     ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, GapReason]]:
-        """Return where logs begin, and which hold nothing of ours any more.
-
-        Raises:
-            DeadlineExceededError: the brokers did not agree in time on whether a topic is gone.
-        """
+        """Return where logs begin, and which hold nothing of ours any more."""
         sources = {s.segment.source for s in stretches}
-        gone = wrong_topics(self._admin, dict.fromkeys(sources, state), Deadline(self._settings.patience))
+        gone = wrong_topics(self._admin, dict.fromkeys(sources, state), Deadline(self._query.patience))
         return self._admin.start_offsets(sources - gone.keys()), gone
 
     def _parents(self) -> list[PhysicalPartition]:
-        topic, wanted = self._settings.topic, self._settings.partitions
+        topic, wanted = self._query.topic, self._query.partitions
         if wanted is None:
             found = self._admin.known(topic)
             if found is None:
@@ -171,27 +146,30 @@ class ClusterSnapshot:
         stable: Mapping[PhysicalPartition, int],
         asked: Collection[PhysicalPartition],
     ) -> None:
-        """Refuse to wait for ever for a log that has lost what was read of it, or is not there.
+        """Refuse to wait for ever for a log that has lost what was read of it, or is to be, or is not there.
 
         A leader that has just taken over may know an older end for a moment.
         """
-        short = {
-            state.lineage.get(segment).source: state
-            for p, state in states.items()
-            if p in cursors
-            for segment, at in cursors[p].readable(state.lineage).items()
-            for source in [state.lineage.get(segment).source]
-            if source in asked and stable.get(source, -1) < at
-        }
+        short: dict[PhysicalPartition, tuple[PartitionState, int, int]] = {}
+        for p, state in states.items():
+            for number, at in cursors[p].readable(state.lineage).items() if p in cursors else ():
+                s = state.lineage.get(number)
+                if s.source in asked and stable.get(s.source, -1) < max(at, s.end or 0):
+                    short[s.source] = state, at, s.end or 0
         self._short_since = {s: self._short_since.get(s, monotonic()) for s in short}
         for source, since in self._short_since.items():
             if monotonic() - since > self.short_patience:
-                limit = Deadline(self._settings.patience)
-                gone = wrong_topics(self._admin, {source: short[source]}, limit)
+                state, at, end = short[source]
+                has_read = stable.get(source, -1) < at
+                there = self._admin.end_offsets([source]).get(source)
+                if not has_read and there is not None and there.offset >= end:
+                    continue  # an open transaction holds up what is there
+                gone = wrong_topics(self._admin, {source: state}, Deadline(self._query.patience))
                 why = gone.get(source, GapReason.CUT_OFF)
                 raise KpsplitError(
-                    f"{source} does not hold what the query has read of it: {why.phrase}",
-                    hint=f"look at: kpsplit status {short[source].parent}; begin anew with a new checkpoint",
+                    f"{source} does not hold what the query {'has' if has_read else 'has to'} read of it: "
+                    f"{why.phrase}",
+                    hint=f"look at: kpsplit status {state.parent}; begin anew with a new checkpoint",
                 )
 
 
@@ -205,52 +183,37 @@ def _in_use(states: Mapping[int, PartitionState], cursors: Mapping[int, Cursor])
 
 
 TaskRows = tuple[tuple[object, ...], ...]
-"""What one task reads, in this order: rows of ``schemas.REGIONS``."""
+"""What one task reads, in this order: rows of ``records.REGIONS``."""
 
 _log = logging.getLogger(__name__)
 _FROM_THE_START = Cursor.at_start(WHOLE)
 
 
 class BatchPlanner:
-    """Plans the batches of one query. Not thread safe; lives in Spark's planning process.
-
-    Args:
-        query: what is asked.
-        connection: how to reach the cluster.
-    """
+    """Plans the batches of one query. Not thread safe; lives in Spark's planning process."""
 
     def __init__(self, query: Query, connection: Connection) -> None:
         self._query = query
         self._connection = connection
-        self._cluster = ClusterSnapshot(connection, query.settings)
+        self._cluster = ClusterSnapshot(connection, query)
 
     def close(self) -> None:
-        """End the clients."""
         self._cluster.close()
 
     def first(self) -> StreamOffset:
-        """Return the end of a first batch. Without a limit it is that of any batch (``AvailableNow``).
-
-        Raises:
-            UsageError: the topic or the start is wrong. KpsplitError: the cluster cannot be read.
-        """
+        """Return the end of a first batch. Without a limit it is that of any batch (``AvailableNow``)."""
         begun: StreamPositions = {}
         try:
-            begun = self._beginning()
+            begun = beginning(self._connection, self._query)
         except UsageError:
             if self._query.most is not None:
                 raise  # else only a query that is new needs its beginning, and that asks again
         anywhere = self._query.most is None and self._query.start != "latest"
         at = self._advanced({} if anywhere else begun, self._query.most)
-        return StreamOffset(self._query.settings.topic, at, begun)
+        return StreamOffset(self._query.topic, at, begun)
 
     def next(self, before: StreamOffset) -> StreamOffset:
-        """Return the end of the batch after another one; the same offset if there is nothing new.
-
-        Raises:
-            ConflictError: the control topic does not know the epoch or the segments where the query stands.
-            KpsplitError: the cluster cannot be read, or a log is shorter than what was read of it.
-        """
+        """Return the end of the batch after another one; the same offset if there is nothing new."""
         at = self._advanced(before.at, self._query.most)
         if all(p in before.at and before.at[p].cursor == s.cursor for p, s in at.items()):
             return before
@@ -263,7 +226,7 @@ class BatchPlanner:
             ConflictError: the offsets go back, or are of another cluster.
             KpsplitError: records are gone that were still to be read; the cluster cannot be read.
         """
-        start = first.at or last.begun or self._beginning()
+        start = first.at or last.begun or beginning(self._connection, self._query)
         states = self._cluster.states_since(start, last.at)
         found: list[TaskRows] = []
         for partition, end in sorted(last.at.items()):
@@ -273,9 +236,6 @@ class BatchPlanner:
                     _refuse_unknown(state, position)
                 found += self._tasks_of(state, before.cursor if before else _FROM_THE_START, end.cursor)
         return found
-
-    def _beginning(self) -> StreamPositions:
-        return beginning(self._connection, self._query.settings, self._query.start)
 
     def _advanced(self, positions: StreamPositions, most: int | None) -> dict[int, StreamPosition]:
         cursors = {p: s.cursor for p, s in positions.items()}
@@ -302,7 +262,7 @@ class BatchPlanner:
         ]
 
     def _there(self, state: PartitionState, stretches: Sequence[SegmentStretch]) -> list[SegmentStretch]:
-        kept, lost = without_lost(stretches, *self._cluster.missing(state, stretches))
+        kept, lost = without_lost(state, stretches, *self._cluster.missing(state, stretches))
         for one in lost:
             if self._query.fail_on_data_loss:
                 raise KpsplitError(

@@ -1,4 +1,4 @@
-"""Answers Spark's questions about a streaming query, in the driver's planning process and on executors.
+"""Answers Spark's questions about a streaming query, and reads on executors what was planned, as Arrow.
 
 How Spark 4.0 asks, which is not how it reads:
 
@@ -18,27 +18,144 @@ Later versions hand the start to ``latestOffset``; it is then taken from there.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
+import pyarrow as pa
+from confluent_kafka import Message
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kpsplit.clock import monotonic
-from kpsplit.errors import ConflictError, UnreachableError, UsageError
+from kpsplit.consumer.fetch.physical_reader import AHEAD, LostStartError, PhysicalReader
+from kpsplit.errors import ConflictError, KpsplitError, UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.spark_jobs.connector_options import portable
 from kpsplit.spark_jobs.gather import PATIENCE
-from kpsplit.spark_jobs.records import delivered
+from kpsplit.spark_jobs.records import PLACED, REGIONS, delivered
 from kpsplit.spark_jobs.regions import Bound, timestamp_ms
-from kpsplit.spark_jobs.schemas import PLACED
 from kpsplit.spark_jobs.session import warn_of_plain_rpc
-from kpsplit.spark_jobs.streaming.plan import Query, StreamOffset, StreamSettings
+from kpsplit.spark_jobs.streaming.plan import Query, StreamOffset
 from kpsplit.spark_jobs.streaming.planner import BatchPlanner, TaskRows
+from kpsplit.splitter.lineage import PhysicalPartition
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+_log = logging.getLogger(__name__)
+_SCHEMA = to_arrow_schema(PLACED)
+
+ROWS = 2000
+BYTES = 8 << 20
+"""So many records, or bytes of values, are one Arrow batch: bounds what a task holds at a time."""
+
+_LEAST = 1_000
+_SPARE = 8
+"""A reader is taken for a task if it fetches at most so many times as many records ahead as that reads."""
+
+_kept: dict[str, PhysicalReader] = {}
+"""The reader that the last task of this process left, if it was done; at most one."""
+
+_FIRST, _BEHIND = REGIONS.fieldNames().index("first"), REGIONS.fieldNames().index("behind")
+
+
+def fetch(
+    connection: Connection, regions: Sequence[tuple[Any, ...]], patience: float, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the committed records of regions (rows of ``records.REGIONS``), one region after the other."""
+    most = max((region[_BEHIND] - region[_FIRST] for region in regions), default=0)
+    with _reader(connection, patience, most) as reader:
+        for region in regions:
+            for block in _blocks(_records(reader, region, fail_on_data_loss)):
+                yield _arrow(block, region)
+
+
+@contextmanager
+def _reader(connection: Connection, patience: float, most: int) -> Iterator[PhysicalReader]:
+    """Yield a reader: the one that the task before left in this process, if it fits, else a new one.
+
+    Spark keeps its Python processes for the tasks of later batches. A client that is connected already reads
+    at once; between two tasks it fetches nothing. After an error, and where a task is not read to its end, it
+    is closed.
+    """
+    name = json.dumps([portable(connection.properties), patience], sort_keys=True)
+    least = max(min(most, AHEAD), _LEAST)
+    kept = _kept.pop(name, None)
+    while _kept:  # of another query
+        _kept.popitem()[1].close()
+    if kept is not None and not least <= kept.ahead <= _SPARE * least:
+        kept.close()
+        kept = None
+    reader = kept or PhysicalReader(connection, patience, least)
+    try:
+        yield reader
+        reader.rest()
+    except BaseException:
+        reader.close()
+        raise
+    _kept[name] = reader
+
+
+def _blocks(records: Iterator[Message]) -> Iterator[list[Message]]:
+    block: list[Message] = []
+    size = 0
+    for record in records:
+        block.append(record)
+        size += len(record)
+        if len(block) >= ROWS or size >= BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _records(reader: PhysicalReader, region: tuple[Any, ...], fail_on_data_loss: bool) -> Iterator[Message]:
+    source = PhysicalPartition(region[0], region[1])
+    first, behind = region[_FIRST], region[_BEHIND]
+    while True:
+        try:
+            yield from reader.records(source, first, behind)
+            break
+        except LostStartError as lost:
+            bounds = reader.bounds(source)
+            low = behind if bounds is None else min(max(bounds.low, lost.position), behind)
+            extent = f"offsets {lost.position} to {low - 1} of {source} are gone"
+            if fail_on_data_loss or low <= lost.position:
+                raise KpsplitError(
+                    f"records that were not read yet are lost: {extent}",
+                    hint="go on without them with fail_on_data_loss=False, from the same checkpoint",
+                ) from None
+            _log.warning("passed over: %s", extent)
+            first = low
+    if first < behind and reader.position < behind:
+        raise KpsplitError(
+            f"{source} ends at {reader.position}, although it was read committed to {behind}",
+            hint="the log was cut off; look at: kpsplit status",
+        )
+
+
+def _arrow(records: list[Message], region: tuple[Any, ...]) -> pa.RecordBatch:
+    times = [m.timestamp() for m in records]
+    count = len(records)
+    read: dict[str, list[Any]] = {
+        "key": [m.key() for m in records],
+        "value": [m.value() for m in records],
+        "offset": [m.offset() for m in records],
+        "timestamp": [at * 1000 for _, at in times],
+        "timestampType": [kind - 1 for kind, _ in times],
+        "headers": [headers_of(m) or None for m in records],
+    }
+    same = dict(zip(REGIONS.fieldNames(), region, strict=True))
+    columns = [
+        pa.array(read[f.name], f.type)
+        if f.name in read
+        else pa.repeat(pa.scalar(same[f.name], f.type), count)
+        for f in _SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
 class Task(InputPartition):
@@ -60,16 +177,14 @@ class LogicalStreamReader(DataSourceStreamReader):
         self._trouble_since: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the place before the first batch."""
-        return StreamOffset(self._query.settings.topic).as_json()
+        return StreamOffset(self._query.topic).as_json()
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
         """Return where the next batch ends; the same text as before if there is nothing new.
 
-        Raises:
-            KpsplitError: the cluster cannot be read; brokers that do not answer are waited for.
+        Brokers that do not answer are waited for, but not by a query that has not begun.
         """
         if start is not None:
             given = self._parsed(start)
@@ -78,19 +193,14 @@ class LogicalStreamReader(DataSourceStreamReader):
             self._offset = self._plan().next(self._offset) if self._offset else self._plan().first()
         except UnreachableError:
             since = self._trouble_since = self._trouble_since or monotonic()
-            if self._offset is None or monotonic() - since > self._query.settings.patience:
+            if self._offset is None or monotonic() - since > self._query.patience:
                 raise
         else:
             self._trouble_since = None
         return self._offset.as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch; none if it is empty, which is how Spark says where a query stands.
-
-        Raises:
-            ConflictError: the offsets are of another topic or cluster, or go back.
-            KpsplitError: records are gone that were still to be read; the cluster cannot be read.
-        """
+        """Return the tasks of a batch; none if it is empty, which is how Spark says where a query stands."""
         first, last = self._parsed(start), self._parsed(end)
         if first == last:
             self._offset = last
@@ -100,32 +210,25 @@ class LogicalStreamReader(DataSourceStreamReader):
         return self._planned[2]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the records of one task; called on executors.
-
-        Raises:
-            KpsplitError: a broker cannot be reached, or records are gone.
-        """
-        from kpsplit.spark_jobs.streaming.fetch import fetch
-
+        """Return the records of one task; called on executors."""
         if not isinstance(partition, Task):
             raise UsageError("this task was not planned by kpsplit")
         query = self._query
-        return fetch(self._connection, partition.regions, query.settings.patience, query.fail_on_data_loss)
+        return fetch(self._connection, partition.regions, query.patience, query.fail_on_data_loss)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint is what remembers."""
 
     def stop(self) -> None:
-        """End the clients."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None
 
     def _parsed(self, value: dict[str, Any]) -> StreamOffset:
         offset = StreamOffset.parse(value)
-        if offset.topic != self._query.settings.topic:
+        if offset.topic != self._query.topic:
             raise ConflictError(
-                f"the checkpoint is of topic {offset.topic}, the query of {self._query.settings.topic}",
+                f"the checkpoint is of topic {offset.topic}, the query of {self._query.topic}",
                 hint="give the query a checkpoint of its own",
             )
         return offset
@@ -137,7 +240,9 @@ class LogicalStreamReader(DataSourceStreamReader):
 
 
 FORMAT = "kpsplit_logical_stream"
-_CONNECTION = "connection.secret"
+# Options appear in plans: the connection is one of its own, with a name that Spark redacts.
+_QUERY, _CONNECTION = "query", "connection.secret"
+_ASKED = [f.name for f in fields(Query) if f.name != "properties"]
 
 
 class LogicalStreamSource(DataSource):
@@ -145,67 +250,35 @@ class LogicalStreamSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the shape of the records."""
         return PLACED
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what plans and reads micro-batches."""
         return LogicalStreamReader(query_of(self.options))
 
 
 def options_of(query: Query) -> dict[str, str]:
-    """Return a query as options of the source.
-
-    Raises:
-        ConfigurationError: the connection has something that cannot travel to other machines.
-        UsageError: a number is out of bounds.
-    """
+    """Return a query as options of the source, which travel to other machines."""
     if query.most is not None and query.most < 1:
         raise UsageError("max_offsets_per_trigger must be at least 1")
-    settings = query.settings
-    return {
-        "topic": settings.topic,
-        "partitions": json.dumps(settings.partitions),
-        "patience": str(settings.patience),
-        "start": json.dumps(_start_as_json(query.start)),
-        "most": json.dumps(query.most),
-        "fail_on_data_loss": json.dumps(query.fail_on_data_loss),
-        _CONNECTION: json.dumps(portable(query.properties)),
-    }
+    start, at = query.start, timestamp_ms(query.start)
+    asked = {name: getattr(query, name) for name in _ASKED}
+    asked["start"] = at if at is not None else dict(start) if isinstance(start, Mapping) else start
+    return {_QUERY: json.dumps(asked), _CONNECTION: json.dumps(portable(query.properties))}
 
 
 def query_of(options: Mapping[str, str]) -> Query:
-    """Return the query that options name.
-
-    Raises:
-        UsageError: they were not made by ``options_of``.
-    """
+    """Return the query that options of ``options_of`` name."""
     if _CONNECTION not in options:
         raise UsageError(f"the format {FORMAT} is internal", hint="call read_logical_stream")
-    partitions = json.loads(options["partitions"])
-    start = json.loads(options["start"])
-    return Query(
-        properties=json.loads(options[_CONNECTION]),
-        settings=StreamSettings(
-            options["topic"], None if partitions is None else tuple(partitions), float(options["patience"])
-        ),
-        start={int(p): o for p, o in start.items()} if isinstance(start, dict) else start,
-        most=json.loads(options["most"]),
-        fail_on_data_loss=json.loads(options["fail_on_data_loss"]),
-    )
-
-
-def _start_as_json(start: Bound) -> str | int | dict[str, int]:
-    at = timestamp_ms(start)
-    if at is not None:
-        return at
-    if isinstance(start, Mapping):
-        return {str(partition): offset for partition, offset in start.items()}
-    return "latest" if start == "latest" else "earliest"
+    asked = json.loads(options[_QUERY])
+    if isinstance(asked["start"], dict):
+        asked["start"] = {int(partition): offset for partition, offset in asked["start"].items()}
+    if asked["partitions"] is not None:
+        asked["partitions"] = tuple(asked["partitions"])
+    return Query(json.loads(options[_CONNECTION]), **asked)
 
 
 def read_logical_stream(
@@ -254,7 +327,9 @@ def read_logical_stream(
     wanted = None if partitions is None else tuple(sorted(set(partitions)))
     query = Query(
         reach.properties,
-        StreamSettings(topic, wanted, patience),
+        topic,
+        wanted,
+        patience,
         starting_offsets,
         max_offsets_per_trigger,
         fail_on_data_loss,

@@ -23,12 +23,13 @@ from kpsplit.spark_jobs.records import (
     logical_offset,
     placed,
     reader_hash,
+    small_frame,
     stamp_epoch,
     stamp_instance,
     stamp_sequence,
     with_our_headers,
 )
-from kpsplit.spark_jobs.schemas import Fate, small_frame
+from kpsplit.spark_jobs.regions import Fate
 from kpsplit.spark_jobs.verification.counts import (
     BLOCK_BITS,
     BUCKET_BITS,
@@ -177,7 +178,6 @@ def around_gaps(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
 
 
 def of_producers(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
-    """Return the buckets of some producers (logical_partition, instance)."""
     return buckets_.join(F.broadcast(wanted), ["logical_partition", "instance"], "left_semi")
 
 
@@ -331,7 +331,6 @@ _WHO = StructType([StructField("logical_partition", IntegerType()), StructField(
 
 
 def share_rows(frame: DataFrame) -> list[ProducerShare]:
-    """Read ``shares``."""
     return [
         ProducerShare(partition, segment, Fate(fate), instance and producer_name(instance), *rest)
         for partition, segment, fate, instance, *rest in frame.collect()
@@ -339,7 +338,6 @@ def share_rows(frame: DataFrame) -> list[ProducerShare]:
 
 
 def block_rows(frame: DataFrame) -> dict[BlockKey, SequenceBlock]:
-    """Read ``blocks``; one row per producer and 2^16 numbers."""
     return {
         (r.logical_partition, producer_name(r.instance), r.block): SequenceBlock(
             r.numbers, r.records, r.unsent, r.answered
@@ -349,7 +347,6 @@ def block_rows(frame: DataFrame) -> dict[BlockKey, SequenceBlock]:
 
 
 def bucket_rows(frame: DataFrame) -> list[Bucket]:
-    """Read ``buckets`` or ``around_gaps``."""
     return [
         Bucket(partition, producer_name(instance), *rest) for partition, instance, *rest in frame.collect()
     ]
@@ -362,7 +359,6 @@ def keyed_frame(spark: SparkSession, keys: Iterable[tuple[Any, ...]], *last: str
 
 
 def producer_name(instance: bytes | bytearray | None) -> str:
-    """Return a producer's name: 16 hexadecimal digits."""
     return bytes(instance or b"").hex()
 
 

@@ -5,12 +5,12 @@ Rows in, findings out. ``sequence_checks`` has those of sequence numbers, ``comm
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations, pairwise
 from math import gcd
 
-from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.regions import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, Total, Who
 from kpsplit.spark_jobs.verification.findings import Finding, SegmentTotal, Severity
@@ -50,9 +50,8 @@ def _gaps_at_cuts(state: PartitionState) -> Iterator[Finding]:
         for a, b in pairwise(mine):
             if a.end is not None and b.start > a.end + 1:
                 first, last = a.end + 1, b.start - 1
-                message = (
-                    f"offsets {first} to {last} of {source} lie between segments {a.id} and {b.id}, in none"
-                )
+                between = f"between segments {a.id} and {b.id}, in none"
+                message = f"offsets {first} to {last} of {source} lie {between}"
                 yield _finding(state, message, b.id, first, last)
 
 
@@ -75,11 +74,7 @@ def first_shared(a: Segment, b: Segment) -> int | None:
     if (second.base - first.base) % divisor:
         return None
     step = second.stride // divisor
-    turns = (
-        (second.base - first.base) // divisor * pow(first.stride // divisor, -1, step) % step
-        if step > 1
-        else 0
-    )
+    turns = (second.base - first.base) // divisor * pow(first.stride // divisor, -1, step) % step
     found = first.base + first.stride * turns
     least_common = first.stride * step
     found += max(0, -((found - low) // least_common)) * least_common
@@ -99,10 +94,9 @@ def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
     for boundary in snapshot.boundaries:
         state = states[boundary.parent]
         if boundary.epoch <= state.epoch and not _agrees(state, boundary):
-            message = (
-                f"the boundary record of {boundary.range} in epoch {boundary.epoch} contradicts the lineage"
-            )
-            yield _finding(state, message, boundary.opened_segment, boundary.range.lo, boundary.range.hi - 1)
+            range_, opened = boundary.range, boundary.opened_segment
+            message = f"the boundary record of {range_} in epoch {boundary.epoch} contradicts the lineage"
+            yield _finding(state, message, opened, range_.lo, range_.hi - 1)
 
 
 def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -114,12 +108,8 @@ def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _agrees(state: PartitionState, boundary: Boundary) -> bool:
-    opened = next((s for s in state.lineage if s.id == boundary.opened_segment), None)
-    if opened is None or (opened.range, opened.source, opened.start) != (
-        boundary.range,
-        boundary.opened,
-        boundary.start,
-    ):
+    said = boundary.opened_segment, boundary.range, boundary.opened, boundary.start
+    if said not in {(s.id, s.range, s.source, s.start) for s in state.lineage}:
         return False
     ends = {
         SegmentEnd(s.id, s.source, s.end, s.end_leader_epoch)
@@ -137,15 +127,10 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
     """
     removed = Severity.NOTE if start.since is None else Severity.UNPROVEN
     for one in lost(snapshot, start):
-        last = None if one.behind is None else one.behind - 1
-        count = 1 if one.behind is None else one.behind - one.first
-        yield Finding(
-            *(Severity.FINDING if is_defect(one) else removed, one.state.parent, str(one)),
-            one.segment.id,
-            first=one.first,
-            last=last,
-            count=count,
-        )
+        severity = Severity.FINDING if is_defect(one) else removed
+        last, count = (None, 1) if one.behind is None else (one.behind - 1, one.behind - one.first)
+        place = one.state.parent, str(one), one.segment.id
+        yield Finding(severity, *place, first=one.first, last=last, count=count)
 
 
 def _finding(state: PartitionState, message: str, segment: int, first: int, last: int) -> Finding:
@@ -169,11 +154,11 @@ def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Fin
         if t.fate in _FOREIGN:
             yield _foreign(state.parent, t, Severity.FINDING, _FOREIGN[t.fate])
         elif t.fate is Fate.DATA and not t.stamped and t.segment is not None:
-            in_phantom = state.lineage.get(t.segment).kind is SegmentKind.PHANTOM
-            where = (
-                "in a phantom partition" if in_phantom else "of writers that do not use kpsplit: delivered"
-            )
-            yield _foreign(state.parent, t, Severity.FINDING if in_phantom else Severity.NOTE, where)
+            if state.lineage.get(t.segment).kind is SegmentKind.PHANTOM:
+                yield _foreign(state.parent, t, Severity.FINDING, "in a phantom partition")
+            else:
+                where = "of writers that do not use kpsplit: delivered"
+                yield _foreign(state.parent, t, Severity.NOTE, where)
 
 
 def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str) -> Finding:
@@ -208,19 +193,11 @@ def unjudged(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[str]:
 
 def segment_totals(snapshot: Snapshot, totals: Iterable[Total]) -> tuple[SegmentTotal, ...]:
     """Return how many records each segment holds."""
-    data: dict[tuple[int, int], int] = defaultdict(int)
-    strays, unstamped = defaultdict(int, data), defaultdict(int, data)
+    found: Counter[tuple[int, int | None, Fate]] = Counter()
     for t in totals:
-        if t.segment is None:
-            continue
-        key = t.partition, t.segment
-        if t.fate is Fate.DATA:
-            data[key] += t.records
-            unstamped[key] += 0 if t.stamped else t.records
-        elif t.fate is Fate.STRAY:
-            strays[key] += t.records
+        found[t.partition, t.segment, t.fate] += t.records
     return tuple(
-        SegmentTotal(state.parent, s.id, data[key], strays[key], unstamped[key])
+        SegmentTotal(state.parent, s.id, found[(*key, Fate.DATA)], found[(*key, Fate.STRAY)])
         for state in snapshot.states
         for s in state.lineage
         for key in [(state.parent.partition, s.id)]
@@ -259,7 +236,6 @@ def ancestors(state: PartitionState) -> dict[int, set[int]]:
 
 
 def certificate_findings(
-    snapshot: Snapshot,
     writers: KnownProducers,
     spans: Collection[SegmentSpan],
     judged: Collection[Who],
@@ -269,7 +245,6 @@ def certificate_findings(
     """Return where a producer's certificate says other than its segments hold.
 
     Args:
-        snapshot: with the segments.
         writers: with the certificates.
         spans: the producers' data by segment.
         judged: the producers that are judged at all.
@@ -295,15 +270,10 @@ def _never_given(
     """Return data of numbers beyond the last that a producer says it gave."""
     for segment, data in sorted(held.items()):
         if data.last >= certificate.next_sequence:
-            message = (
-                f"producer {writer.producer} gave {certificate.next_sequence:,} numbers, "
-                f"and number {data.last} is there"
-            )
-            yield Finding(
-                *(Severity.FINDING, writer.parent, message, segment, writer.producer),
-                first=data.last,
-                last=data.last,
-            )
+            gave = f"producer {writer.producer} gave {certificate.next_sequence:,} numbers"
+            message = f"{gave}, and number {data.last} is there"
+            who = Severity.FINDING, writer.parent, message, segment, writer.producer
+            yield Finding(*who, first=data.last, last=data.last)
 
 
 def _miscounted(
@@ -318,10 +288,8 @@ def _miscounted(
             continue
         counted = f"producer {writer.producer} delivered {delivered:,} records to segment {segment}"
         message = f"{counted}, which holds {there:,}"
-        yield Finding(
-            *(Severity.FINDING, writer.parent, message, segment, writer.producer),
-            count=abs(there - delivered),
-        )
+        who = Severity.FINDING, writer.parent, message, segment, writer.producer
+        yield Finding(*who, count=abs(there - delivered))
 
 
 def uncertified_findings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Finding, Severity
@@ -15,11 +15,6 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor, GapReason
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
-
-
-def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the groups that have range commits."""
-    return tuple(sorted({logged.group for logged in snapshot.commits}))
 
 
 def commits_within_data(
@@ -57,7 +52,6 @@ def commits_leave_no_gap(
 def commits_reach_the_end(
     snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[Finding]:
-    """Return where groups stand before the end of the data."""
     fold, seen = _folded(snapshot, groups, start)
     for group, state in seen:
         yield from _unfinished(snapshot, fold, group, state)
@@ -134,9 +128,8 @@ def _going_back(
             last = had.get(segment)
             if last is None or next_ < last:
                 up_to = "its end" if last is None else str(last)
-                message = (
-                    f"{piece} of segment {segment} was committed up to {up_to}, then up to {next_} again"
-                )
+                committed = f"{piece} of segment {segment} was committed up to {up_to}"
+                message = f"{committed}, then up to {next_} again"
                 yield _finding(state, commit, message, segment, next_)
 
 
@@ -160,14 +153,11 @@ def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange)
         for number in segment.predecessors:
             before = state.lineage.get(number)
             if before.range.overlaps(piece) and number in left:
-                behind = f"segment {number} is done only up to {left[number]}"
-                message = f"{piece} goes on in segment {segment.id}, but {behind}"
-                yield Finding(
-                    *(Severity.FINDING, state.parent, message, number),
-                    group=group,
-                    first=left[number],
-                    last=None if before.end is None else before.end - 1,
-                )
+                done = f"segment {number} is done only up to {left[number]}"
+                message = f"{piece} goes on in segment {segment.id}, but {done}"
+                finding = Finding(Severity.FINDING, state.parent, message, number, group=group)
+                last = None if before.end is None else before.end - 1
+                yield replace(finding, first=left[number], last=last)
 
 
 def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
@@ -187,22 +177,14 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
             continue
         first, piece, _ = min(waiting)
         others = f" and {len(waiting) - 1} more ranges" if len(waiting) > 1 else ""
-        stands = (
-            f"group {group} stands at {first} of segment {segment.id} for {piece}{others}; it ends at {end}"
-        )
+        message = f"group {group} stands at {first} of segment {segment.id} for {piece}{others}"
+        message += f"; it ends at {end}"
         retired = snapshot.gone.get(segment.source) is GapReason.RETIRED
         missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
-        gone = ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
-        yield Finding(
-            *(Severity.NOTE, state.parent),
-            f"{stands}{gone if retired else ''}",
-            segment.id,
-            group=group,
-            key_hash=piece.lo,
-            first=first,
-            last=end - 1,
-            count=end - first,
-        )
+        if retired:
+            message += ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
+        finding = Finding(Severity.NOTE, state.parent, message, segment.id, group=group, key_hash=piece.lo)
+        yield replace(finding, first=first, last=end - 1, count=end - first)
 
 
 def _end_of_data(snapshot: Snapshot, segment: Segment) -> int:
@@ -236,9 +218,7 @@ def drained(snapshot: Snapshot) -> Iterator[Drained]:
     for state in snapshot.states:
         for group in fold.groups(state.parent):
             pieces = fold.cursors(group, state.parent)
-            done = sum(
-                r.width for r, cursor in pieces if cursor is not None and cursor.drained(state.lineage)
-            )
+            done = sum(r.width for r, c in pieces if c is not None and c.drained(state.lineage))
             left = max((_left(state, cursor) for _, cursor in pieces), default=0)
             yield Drained(group, state.parent, done / KEY_SPACE, left)
 

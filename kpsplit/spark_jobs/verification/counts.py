@@ -1,12 +1,12 @@
-"""Spark's small result tables as plain rows. Pure."""
+"""Spark's small result tables as plain rows, and runs of sequence numbers. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.regions import Fate
 
 BUCKET_BITS = 6
 BLOCK_BITS = 16
@@ -85,7 +85,6 @@ def totals_of(shares: Iterable[ProducerShare]) -> list[Total]:
 
 
 def spans_of(shares: Iterable[ProducerShare]) -> list[SegmentSpan]:
-    """Return the producers' data by segment."""
     return [
         SegmentSpan(s.partition, s.segment, s.producer, s.records, s.descents, s.first, s.last)
         for s in shares
@@ -134,5 +133,87 @@ class Bucket:
 
     @property
     def block(self) -> BlockKey:
-        """The block that it stands on."""
         return self.partition, self.producer, self.bucket * BUCKET // BLOCK
+
+
+_ALL = (1 << BUCKET) - 1
+
+Run = tuple[int, int]
+"""Numbers from the first to the last, both included."""
+
+
+def members(bucket: int, bits: int) -> Iterator[int]:
+    """Yield the numbers of a bucket that the bits of a signed 64-bit integer name, rising."""
+    rest = bits & _ALL
+    while rest:
+        lowest = rest & -rest
+        yield bucket * BUCKET + lowest.bit_length() - 1
+        rest ^= lowest
+
+
+def missing(block: int, buckets: Iterable[Bucket]) -> Iterator[Run]:
+    """Yield the runs of numbers of a block that are not there, rising.
+
+    ``buckets``: what ``bitmaps.around_gaps`` returns of it, rising: the others are full or absent.
+    """
+    next_ = block * BLOCK
+    for b in buckets:
+        first = b.bucket * BUCKET
+        if b.after_gap:
+            yield next_, first - 1
+        yield from ((n, n) for n in members(b.bucket, ~b.data))
+        next_ = first + BUCKET
+    if next_ < (block + 1) * BLOCK:
+        yield next_, (block + 1) * BLOCK - 1
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    found: list[Run] = []
+    for first, last in runs:
+        if found and found[-1][1] + 1 >= first:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def minus(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
+    """Return what of rising runs is not in others, which rise too."""
+    found: list[Run] = []
+    rest = list(others)
+    at = 0
+    for first, last in runs:
+        while at < len(rest) and rest[at][1] < first:
+            at += 1
+        begin, i = first, at
+        while i < len(rest) and rest[i][0] <= last:
+            if begin < rest[i][0]:
+                found.append((begin, rest[i][0] - 1))
+            begin, i = rest[i][1] + 1, i + 1
+        if begin <= last:
+            found.append((begin, last))
+    return found
+
+
+def common(runs: Iterable[Run], numbers: Iterable[int]) -> list[Run]:
+    """Return, as runs, the rising numbers that lie in rising runs."""
+    found: list[Run] = []
+    rest = iter(runs)
+    run = next(rest, None)
+    for n in numbers:
+        while run is not None and run[1] < n:
+            run = next(rest, None)
+        if run is not None and run[0] <= n:
+            found.append((n, n))
+    return joined(found)
+
+
+def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
+    """Return what of runs is below a number, and what is not."""
+    below, rest = [], []
+    for first, last in runs:
+        if first < number:
+            below.append((first, min(last, number - 1)))
+        if last >= number:
+            rest.append((max(first, number), last))
+    return below, rest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -44,7 +44,7 @@ class Finding:
     check: str = ""
 
     def row(self) -> tuple[Any, ...]:
-        """Return the row of ``schemas.FINDINGS``."""
+        """Return the row of ``job.findings_frame``."""
         return (
             *(self.check, str(self.severity), self.parent.topic, self.parent.partition, self.segment),
             *(self.producer, self.group, self.key_hash, self.first, self.last, self.count, self.message),
@@ -66,7 +66,6 @@ class SegmentTotal:
     segment: int
     data: int
     strays: int
-    unstamped: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Verdict:
 
     ``snapshot``: what was judged, but for the data. ``unjudged``: why something could not be judged at all.
     ``segments``: records per segment. ``groups``: the consumer groups that were looked at. ``counts``:
-    records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
+    records by logical partition and fate (``regions.Fate``, in lower case), and how many of the data are
     ``unstamped``. ``judged_since_ms``: only what was written since then was judged, in ms since 1970; 0:
     everything that the logs have. ``checks``: the meaning of each check, by its name.
     """
@@ -121,15 +120,13 @@ class Verdict:
     @property
     def defects(self) -> tuple[Finding, ...]:
         """The findings of what must not be."""
-        return _weighing(self.findings, Severity.FINDING)
+        return tuple(f for f in self.findings if f.severity is Severity.FINDING)
 
     @property
     def unproven(self) -> tuple[str, ...]:
         """Everything that could not be judged, in words."""
-        return (
-            *self.unjudged,
-            *(f"{f.parent}: {f.message}" for f in _weighing(self.findings, Severity.UNPROVEN)),
-        )
+        found = (f for f in self.findings if f.severity is Severity.UNPROVEN)
+        return (*self.unjudged, *(f"{f.parent}: {f.message}" for f in found))
 
     @property
     def clean(self) -> bool:
@@ -157,13 +154,8 @@ class Verdict:
             "partitions": list(self.partitions),
             "clean": self.clean,
             "checks": [
-                {
-                    "name": name,
-                    "meaning": meaning,
-                    "outcome": self.outcome(name),
-                    "findings": len(self.of(name)),
-                }
-                for name, meaning in self.checks.items()
+                {"name": n, "meaning": text, "outcome": self.outcome(n), "findings": len(self.of(n))}
+                for n, text in self.checks.items()
             ],
             "findings": [f.json() for f in self.findings],
             "could_not_judge": list(self.unproven),
@@ -173,10 +165,6 @@ class Verdict:
             "records": self.records,
             "removed": self.removed,
         }
-
-
-def _weighing(findings: Sequence[Finding], severity: Severity) -> tuple[Finding, ...]:
-    return tuple(f for f in findings if f.severity is severity)
 
 
 MOST = 1000
@@ -209,7 +197,7 @@ def limited(findings: Iterable[Finding], counted: int = COUNTED) -> list[Finding
 
 _SIGNS = {"ok": "ok", "found": "FOUND", "unproven": "?"}
 _EXAMPLES = 5
-_ORDER = (Severity.FINDING, Severity.UNPROVEN, Severity.NOTE)
+_ORDER = list(Severity)
 
 
 def summary_lines(verdict: Verdict) -> Iterator[str]:
@@ -238,21 +226,18 @@ def result_line(verdict: Verdict) -> str:
         return f"{verdict.topic}: clean{since}{removed}"
     parts = []
     if verdict.defects:
-        parts.append(f"{many(len(verdict.defects), 'finding')} in {_checks(verdict, Severity.FINDING)}")
-    if verdict.unproven:
-        parts.append(
-            f"{many(len(verdict.unproven), 'thing')} could not be judged, first: {verdict.unproven[0]}"
-        )
+        checks = ", ".join(c for c in verdict.checks if verdict.of(c, Severity.FINDING))
+        parts.append(f"{many(len(verdict.defects), 'finding')} in {checks}")
+    if unproven := verdict.unproven:
+        parts.append(f"{many(len(unproven), 'thing')} could not be judged, first: {unproven[0]}")
     return f"{verdict.topic}: {'; '.join(parts)}"
 
 
 def _looked_at(verdict: Verdict) -> Iterator[str]:
     for name, counts in sorted(verdict.counts.items(), key=lambda item: int(item[0].rpartition("/")[2])):
         data = counts.get("data", 0)
-        others = (
-            (counts.get("stray", 0), "stray"),
-            (counts.get("marker", 0) + counts.get("orphan_marker", 0), "marker"),
-        )
+        markers = counts.get("marker", 0) + counts.get("orphan_marker", 0)
+        others = (counts.get("stray", 0), "stray"), (markers, "marker")
         rest = "".join(f", {many(number, what)}" for number, what in others if number)
         unstamped = counts.get("unstamped", 0)
         plain = f", {unstamped:,} of them not written with kpsplit" if unstamped else ""
@@ -272,7 +257,3 @@ def _time(ms: int) -> str:
 def _line(finding: Finding) -> str:
     weight = "" if finding.severity is Severity.FINDING else f"{finding.severity}: "
     return f"{weight}{finding.parent}: {finding.message}"
-
-
-def _checks(verdict: Verdict, severity: Severity) -> str:
-    return ", ".join(c for c in verdict.checks if verdict.of(c, severity))

@@ -18,10 +18,11 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
+from kpsplit.spark_jobs.records import schema, small_frame
 from kpsplit.spark_jobs.regions import timestamp_ms
-from kpsplit.spark_jobs.schemas import FINDINGS, small_frame
 from kpsplit.spark_jobs.session import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.bitmaps import CHUNK_BITS
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Observer, Verifier
@@ -89,11 +90,7 @@ def verify(
 
 
 def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
-    """Return where a time is in the logs of a snapshot.
-
-    Raises:
-        UsageError: it lies in the future.
-    """
+    """Return where a time is in the logs of a snapshot."""
     at = timestamp_ms(time_)
     if at is None or at > time.time_ns() // 1_000_000:
         raise UsageError("the time from which on is judged lies in the future", hint="give an earlier one")
@@ -140,12 +137,12 @@ def judge_snapshot(
     ``patience``: seconds for each later look at the cluster.
     """
     _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
-    wanted = kafka_options(connection, options)
+    given = kafka_options(connection, options)
 
     def read(stretches: Stretches, aborted: bool) -> DataFrame:
-        return scan(
-            spark, wanted | ({f"kafka.{ISOLATION}": "read_uncommitted"} if aborted else {}), stretches
-        )
+        tasks = {"minPartitions": str(least_tasks(stretches, spark.sparkContext.defaultParallelism))}
+        isolation = {f"kafka.{ISOLATION}": "read_uncommitted"} if aborted else {}
+        return scan(spark, tasks | given | isolation, stretches)
 
     try:
         return Verifier(
@@ -156,6 +153,15 @@ def judge_snapshot(
         ).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
+
+
+def least_tasks(stretches: Stretches, cores: int) -> int:
+    """Return by how many tasks logs are read at least. Spark's connector reads each log by one.
+
+    So one hot log keeps all cores busy, and many connections are not opened for a small one.
+    """
+    offsets = sum(behind - first for first, behind in stretches.values())
+    return max(1, min(2 * cores, offsets >> CHUNK_BITS))
 
 
 def _later(connection: Connection, snapshot: Snapshot, patience: float) -> Iterator[Snapshot]:
@@ -177,11 +183,7 @@ def _later(connection: Connection, snapshot: Snapshot, patience: float) -> Itera
 
 
 def _check_isolation(level: object) -> None:
-    """Raise unless ``isolation.level`` is unset or ``read_committed``: aborted records are no data.
-
-    Raises:
-        NotJudgedError: it is another one.
-    """
+    """Raise unless ``isolation.level`` is unset or ``read_committed``: aborted records are no data."""
     if level not in (None, COMMITTED):
         raise NotJudgedError(
             f"verify needs {ISOLATION}={COMMITTED}, got {level}", hint=f"leave it out, or give {COMMITTED}"
@@ -206,6 +208,12 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
         shutil.rmtree(half, ignore_errors=True)
 
 
+_FINDINGS = schema(
+    """check string, severity string, topic string, partition int, segment bigint, producer string,
+    group string, key_hash bigint, first bigint, last bigint, count bigint, message string"""
+)
+
+
 def findings_frame(spark: SparkSession, verdict: Verdict) -> DataFrame:
-    """Return the findings as a DataFrame (``schemas.FINDINGS``)."""
-    return small_frame(spark, [f.row() for f in verdict.findings], FINDINGS)
+    """Return one row per finding; what ``first`` and ``last`` count is said by the check."""
+    return small_frame(spark, [f.row() for f in verdict.findings], _FINDINGS)

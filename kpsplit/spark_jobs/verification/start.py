@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kpsplit.spark_jobs.regions import FirstOffsets
-from kpsplit.spark_jobs.snapshot import Lost, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, Lost, Snapshot
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
@@ -74,13 +74,7 @@ class KnownProducers:
                 transactional = any(r.transactional_id is not None for r in ([last] if last else records))
                 self._known[number, name] = KnownProducer(parent, name, certificate, failed, transactional)
 
-    @property
-    def partitions(self) -> frozenset[int]:
-        """The logical partitions that are looked at."""
-        return frozenset(self._parents)
-
     def get(self, partition: int, producer: str) -> KnownProducer:
-        """Return a producer, without a certificate if none is known."""
         return self._known.get((partition, producer)) or KnownProducer(self._parents[partition], producer)
 
     def certified(self) -> dict[Who, KnownProducer]:
@@ -124,10 +118,8 @@ Stretches = dict[PhysicalPartition, tuple[int, int]]
 class Since:
     """The time, and the first offset of each log that is not older; logs that have none are left out.
 
-    Attributes:
-        ms: the time, ms since 1970, as the records' timestamps count it.
-        first: of the data and of the offset log.
-        near: the same of ``NEAR_MS`` before.
+    ``ms``: since 1970, as the records' timestamps count it. ``first``: of the data and of the offset log;
+    ``near``: the same of ``NEAR_MS`` before.
     """
 
     ms: int
@@ -151,7 +143,6 @@ class JudgedFrom:
     commits_read: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, place: PhysicalPartition) -> int:
-        """Return the offset from which on a log is read."""
         return self.read.get(place, 0)
 
 
@@ -160,35 +151,31 @@ def start_of(snapshot: Snapshot, since: Since | None) -> JudgedFrom:
     if since is None:
         return JudgedFrom()
     read: dict[PhysicalPartition, int] = {}
-    commits_read: dict[int, int] = {}
     for state in snapshot.states:
-        number = state.parent.partition
         read |= _beginnings(snapshot, state, since)
-        commits_read[number] = _commits_read(snapshot, state, since)
+    commits_read = {s.parent.partition: _commits_read(snapshot, s, since) for s in snapshot.states}
     return JudgedFrom(since, read, commits_read)
 
 
 def to_read(snapshot: Snapshot, start: JudgedFrom) -> Stretches:
     """Return what the logs hold, is decided, and is judged."""
     found = {}
-    for place in _owners(snapshot):
-        bounds = snapshot.bounds.get(place)
-        if bounds is not None and place not in snapshot.gone:
-            first = max(bounds.low, start.of(place))
-            if first < bounds.stable:
-                found[place] = first, bounds.stable
+    for place in snapshot.owners():
+        bounds = snapshot.ends(place)
+        if bounds is not None and (first := max(bounds.low, start.of(place))) < bounds.stable:
+            found[place] = first, bounds.stable
     return found
 
 
 def stretches_before(snapshot: Snapshot, start: JudgedFrom, partitions: Collection[int]) -> list[Stretches]:
     """Return where numbers are looked for that do not lie after the time: near it, then everywhere."""
-    if start.since is None:
+    if start.since is None or not partitions:
         return []
     near_of = start.since.near
     everything: Stretches = {}
-    for place, partition in _owners(snapshot).items():
-        bounds = snapshot.bounds.get(place)
-        if partition in partitions and bounds is not None and place not in snapshot.gone:
+    for place, partition in snapshot.owners().items():
+        bounds = snapshot.ends(place)
+        if partition in partitions and bounds is not None:
             behind = min(start.of(place), bounds.stable)
             if bounds.low < behind:
                 everything[place] = bounds.low, behind
@@ -203,9 +190,9 @@ def stretches_before(snapshot: Snapshot, start: JudgedFrom, partitions: Collecti
 def stretches_after(snapshot: Snapshot, later: Snapshot, partitions: Collection[int]) -> Stretches:
     """Return what a later snapshot has after the ends of an earlier one: up to ``REACH`` of each log."""
     found: Stretches = {}
-    for place, partition in _owners(later).items():
-        bounds = later.bounds.get(place)
-        if partition in partitions and bounds is not None and place not in later.gone:
+    for place, partition in later.owners().items():
+        bounds = later.ends(place)
+        if partition in partitions and bounds is not None:
             asked = snapshot.bounds.get(place)
             first = max(bounds.low, 0 if asked is None else asked.stable)
             if first < bounds.stable:
@@ -235,18 +222,14 @@ def is_defect(one: Lost) -> bool:
 
 def not_whole(snapshot: Snapshot, start: JudgedFrom) -> set[tuple[int, int]]:
     """Return the segments (partition, id) of which a part, or all, is not read."""
-    before = {
-        (state.parent.partition, s.id)
-        for state in snapshot.states
-        for s in state.lineage
-        if start.of(s.source) > s.start
-    }
+    all_ = ((state.parent.partition, s) for state in snapshot.states for s in state.lineage)
+    before = {(number, s.id) for number, s in all_ if start.of(s.source) > s.start}
     return before | {(x.state.parent.partition, x.segment.id) for x in lost(snapshot, start)}
 
 
 def held_back(snapshot: Snapshot) -> set[int]:
     """Return the partitions of which an open transaction hides records that are in the logs."""
-    owners = _owners(snapshot)
+    owners = snapshot.owners()
     return {owners[place] for place, b in snapshot.bounds.items() if place in owners and b.stable < b.high}
 
 
@@ -271,12 +254,8 @@ def extents(
 ) -> dict[Who, Extent]:
     """Return which numbers are judged; producers that are left out are not judged at all.
 
-    Args:
-        snapshot: with what cannot be read.
-        start: from where on is judged.
-        writers: a certificate says how many numbers were given; what is beyond fills no hole.
-        spans: the producers' data by segment.
-        firsts: the least number of each producer that is there, as data or as a stray.
+    A certificate says how many numbers were given; what is beyond fills no hole. ``spans``: the producers'
+    data by segment; ``firsts``: the least number of each that is there, as data or as a stray.
     """
     tops: dict[Who, int] = {}
     held: dict[Who, dict[int, int]] = defaultdict(dict)
@@ -327,7 +306,6 @@ class _Gaps:
 
 
 def _heirs(lineage: Lineage, segment: int) -> frozenset[int]:
-    """Return the segments that come after another one."""
     found = {segment}
     for s in lineage:
         if found.intersection(s.predecessors):
@@ -350,13 +328,13 @@ def _beginnings(snapshot: Snapshot, state: PartitionState, since: Since) -> dict
     for place in state.lineage.sources():
         closed = [s.end for s in state.lineage if s.id in over and s.source == place and s.end is not None]
         passed = max(closed, default=-1) + 1
-        bounds, cut = snapshot.bounds.get(place), _cut(snapshot, place, since)
-        if bounds is None or cut is None:
+        bounds = snapshot.ends(place)
+        if bounds is None:
             found[place] = passed
-        elif 0 < bounds.low == cut:
-            found[place] = min(passed, cut)
         else:
-            found[place] = cut
+            cut = _cut(bounds, place, since)
+            # Nobody can tell how old the records before a log's first one were: they count as younger.
+            found[place] = min(passed, cut) if 0 < bounds.low == cut else cut
     return {place: offset for place, offset in found.items() if offset}
 
 
@@ -365,18 +343,15 @@ def _over(snapshot: Snapshot, state: PartitionState, since: Since) -> set[int]:
     found: set[int] = set()
     for s in reversed(state.lineage.segments):
         for later in state.lineage.successors(s.id):
-            bounds, cut = snapshot.bounds.get(later.source), _cut(snapshot, later.source, since)
-            older = bounds is not None and cut is not None and max(bounds.low, later.start) < cut
+            bounds, place = snapshot.ends(later.source), later.source
+            older = bounds and max(bounds.low, later.start) < _cut(bounds, place, since)
             if later.id in found or older:
                 found.add(s.id)
     return found
 
 
-def _cut(snapshot: Snapshot, place: PhysicalPartition, since: Since) -> int | None:
-    """Return the first offset of a log that is not older than the time, None if the log cannot be read."""
-    bounds = snapshot.bounds.get(place)
-    if bounds is None or place in snapshot.gone:
-        return None
+def _cut(bounds: LogEnds, place: PhysicalPartition, since: Since) -> int:
+    """Return the first offset of a log that is not older than the time."""
     return max(bounds.low, min(since.first.get(place, bounds.stable), bounds.stable))
 
 
@@ -386,7 +361,3 @@ def _commits_read(snapshot: Snapshot, state: PartitionState, since: Since) -> in
     if not mine:
         return 0
     return since.first.get(mine[0].log, max(c.log_offset + 1 for c in mine))
-
-
-def _owners(snapshot: Snapshot) -> dict[PhysicalPartition, int]:
-    return {s.source: state.parent.partition for state in snapshot.states for s in state.lineage}

@@ -12,8 +12,8 @@ from typing import Self
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from kpsplit.spark_jobs.regions import all_regions
-from kpsplit.spark_jobs.schemas import REGIONS, Fate, small_frame
+from kpsplit.spark_jobs.records import REGIONS, small_frame
+from kpsplit.spark_jobs.regions import Fate, all_regions
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.checks import (
@@ -46,8 +46,7 @@ from kpsplit.spark_jobs.verification.counts import (
     totals_of,
 )
 from kpsplit.spark_jobs.verification.findings import COUNTED, Finding, Severity, Verdict, limited
-from kpsplit.spark_jobs.verification.sequence_checks import Decider
-from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
+from kpsplit.spark_jobs.verification.sequences import Decider, SequenceScan
 from kpsplit.spark_jobs.verification.start import (
     Extent,
     KnownProducers,
@@ -67,7 +66,7 @@ Observer = Callable[[str], None]
 """Is called at the end of each step that takes time, with its name."""
 
 Read = Callable[[Stretches, bool], DataFrame]
-"""Reads stretches of logs (``schemas.RAW``); True: with the records of aborted transactions."""
+"""Reads stretches of logs (Kafka's columns; no value is looked at); True: with aborted transactions'."""
 
 
 CheckQuery = Callable[["Verifier"], Iterator[Finding]]
@@ -80,7 +79,6 @@ class VerifyCheck(StrEnum):
     query: CheckQuery
 
     def __new__(cls, name: str, meaning: str, query: CheckQuery) -> Self:
-        """Make a check whose value is its name."""
         made = str.__new__(cls, name)
         made._value_ = name
         made.meaning, made.query = meaning, query
@@ -172,19 +170,12 @@ class Verifier:
     Checks read its attributes; each is computed when it is first asked for.
 
     Args:
-        spark: the session.
-        snapshot: everything that is known without the data.
         read: gives the records.
         groups: the consumer groups to look at; all when not given.
         since: judge only what was written since a time.
         later: snapshots that are newer and newer; taken only while numbers may have been under way.
         require_certificates: a producer without a certificate cannot be judged; otherwise that is a note.
         observer: is called when the records are read ("Records") and their numbers are looked at ("Numbers").
-
-    Attributes:
-        snapshot: everything that is known without the data.
-        start: from where on is judged.
-        commits: what the checks of range commits look at.
     """
 
     def __init__(
@@ -235,12 +226,10 @@ class Verifier:
 
     @cached_property
     def totals(self) -> list[Total]:
-        """Records by segment and fate."""
         return totals_of(self._shares)
 
     @cached_property
     def spans(self) -> list[SegmentSpan]:
-        """The producers' data by segment."""
         return spans_of(self._shares)
 
     @cached_property
@@ -249,26 +238,19 @@ class Verifier:
 
     @cached_property
     def scan(self) -> SequenceScan:
-        """What was seen of the producers' numbers."""
-        return SequenceScanner(
+        return SequenceScan(
             *(self._spark, self._writers, self._extents, bitmaps.buckets(self._bitmaps)),
-            self._before_the_time,
-            self._with_aborted,
-            self._after_the_ends,
             held_back(self.snapshot),
-        ).look(self.spans)
+        ).look(self.spans, self._before_the_time, self._with_aborted, self._after_the_ends)
 
     def _before_the_time(self, partitions: set[int]) -> Iterator[DataFrame]:
         """Yield the buckets of what lies before the time, from which on is judged: the nearest first."""
-        for stretches in stretches_before(self.snapshot, self.start, partitions) if partitions else ():
-            yield self._buckets_of(stretches)
+        return map(self._buckets_of, stretches_before(self.snapshot, self.start, partitions))
 
     def _with_aborted(self, partitions: set[int]) -> Iterator[DataFrame]:
         """Yield the buckets of what is judged, with the records of aborted transactions."""
-        theirs = {
-            s.source for x in self.snapshot.states for s in x.lineage if x.parent.partition in partitions
-        }
-        if wanted := {place: stretch for place, stretch in self._judged.items() if place in theirs}:
+        owners, judged = self.snapshot.owners(), self._judged.items()
+        if wanted := {place: stretch for place, stretch in judged if owners[place] in partitions}:
             yield self._buckets_of(wanted)
 
     def _after_the_ends(self, partitions: set[int]) -> Iterator[DataFrame]:
@@ -295,11 +277,9 @@ class Verifier:
 
     @cached_property
     def decider(self) -> Decider:
-        """Decides about missing numbers."""
         return Decider(self.snapshot, self.start, self._extents)
 
     def _findings(self) -> Iterator[Finding]:
-        """Run the queries of all checks, check by check."""
         self.totals  # noqa: B018 - reads the records
         self._observer("Records")
         self.scan  # noqa: B018 - looks at their numbers
@@ -311,10 +291,8 @@ class Verifier:
     def certificates_agree(self) -> Iterator[Finding]:
         """Yield what certificates say otherwise than segments hold, and who left none."""
         yield from uncertified_findings(self._writers, self.spans, required=self._require)
-        yield from certificate_findings(
-            *(self.snapshot, self._writers, self.spans, *self._comparable()),
-            not_whole(self.snapshot, self.start),
-        )
+        unread = not_whole(self.snapshot, self.start)
+        yield from certificate_findings(self._writers, self.spans, *self._comparable(), unread)
 
     def _comparable(self) -> tuple[set[Who], set[Who]]:
         """Return whose certificates are looked at, and those of them whose counts prove nothing.
@@ -329,24 +307,21 @@ class Verifier:
             judged |= {who for who, transactional in of.items() if not transactional}
         aborted = scan.missing_first | {who for who, x in self._extents.items() if x.first > 0}
         doubtful = {who for who in aborted if of[who]} | set(scan.again)
-        doubtful |= {h.who for h in scan.holes if self.decider.is_decided(h)} | {
-            h.who for h in scan.under_way
-        }
+        doubtful |= {h.who for h in scan.holes if self.decider.is_decided(h)}
+        doubtful |= {h.who for h in scan.under_way}
         doubtful |= {(p, who) for p, who, _ in (*scan.not_looked_at, *scan.repeated)}
         return judged, doubtful
 
     def records_in_their_segments(self) -> Iterator[Finding]:
-        """Report records of keys that other segments take."""
         if not any(t.misplaced for t in self.totals):
             return
         for r in self._fetched(bitmaps.misplaced(self._records)):
-            message = (
-                f"{r.records:,} records whose keys belong to other segments, e.g. key hash {r.key_hash:08x}"
-            )
+            example = f"e.g. key hash {r.key_hash:08x}"
+            message = f"{r.records:,} records whose keys belong to other segments, {example}"
             yield self._finding(r, message, r.first, r.last, r.records)
 
     def _fetched(self, found: DataFrame) -> list[Row]:
-        """Return rows that are findings: so many at most as are counted."""
+        # So many at most as are counted.
         return found.limit(COUNTED).collect()
 
     def _finding(self, row: Row, message: str, first: int, last: int, count: int = 1) -> Finding:
@@ -368,7 +343,6 @@ class Verifier:
             yield Finding(Severity.UNPROVEN, parent, message, None, producer)
 
     def repeated(self) -> Iterator[Finding]:
-        """Report numbers that are there more than once."""
         if not self.scan.repeated:
             return
         wanted = bitmaps.keyed_frame(self._spark, self.scan.repeated, "block")
@@ -398,7 +372,6 @@ class Verifier:
 
     @property
     def _failed(self) -> list[tuple[int, str, int]]:
-        """Return the numbers that were reported as failed."""
         return [
             (partition, producer, number)
             for (partition, producer), writer in self._writers.certified().items()
@@ -418,7 +391,6 @@ class Verifier:
             yield self._finding(r, message, at, at)
 
     def keys_in_order(self) -> Iterator[Finding]:
-        """Report records after later ones of their producer and key."""
         wanted = suspects(self.snapshot, self.spans)
         if not wanted:
             return

@@ -22,7 +22,7 @@ from kpsplit.splitter.partition_state import (
     Target,
 )
 from kpsplit.splitter.records.keys import is_topic_name, partition_key, place_field, topic_field
-from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable
+from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable, form_of
 
 VERSION = 1
 
@@ -72,16 +72,11 @@ class Enrolment:
 
 
 def encode_settings(settings: Settings) -> bytes:
-    """Return the value of the record with key ``_cluster``."""
-    return encode_readable({"v": VERSION, "lease_ms": settings.lease_ms}, decode_settings)
+    return encode_readable({"v": VERSION, **form_of(settings)}, decode_settings)
 
 
 def decode_settings(data: bytes | None) -> Settings:
-    """Read the settings.
-
-    Raises:
-        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-    """
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote them."""
     fields = decode(data, "settings", VERSION)
     settings = Settings(fields.integer("lease_ms", 100, 600_000))
     fields.done()
@@ -89,26 +84,11 @@ def decode_settings(data: bytes | None) -> Settings:
 
 
 def encode_enrolment(enrolment: Enrolment) -> bytes:
-    """Return the value of an enrolment."""
-    return encode_readable(
-        {
-            "v": ENROLMENT_VERSION,
-            "topic": enrolment.topic,
-            "topic_id": enrolment.topic_id,
-            "partitioner": enrolment.partitioner.value,
-            "settled": enrolment.settled,
-            "slots": enrolment.slots,
-        },
-        decode_enrolment,
-    )
+    return encode_readable({"v": ENROLMENT_VERSION, **form_of(enrolment)}, decode_enrolment)
 
 
 def decode_enrolment(data: bytes | None) -> Enrolment:
-    """Read an enrolment.
-
-    Raises:
-        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-    """
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
     fields = decode(data, "enrolment", ENROLMENT_VERSION)
     enrolment = Enrolment(
         topic_field(fields, "topic"),
@@ -147,6 +127,7 @@ def encode_state(state: PartitionState) -> bytes:
         RecordError: a field is over its limit, or the record is too large; an attempt begins only where what
             follows it (commit, finish, abort) has room as well.
     """
+    last = state.last and {**form_of(state.last), "attempt": attempt_to_json(state.last.attempt)}
     data = encode_readable(
         {
             "v": VERSION,
@@ -159,8 +140,8 @@ def encode_state(state: PartitionState) -> bytes:
             "segments": [segment_to_json(s) for s in state.lineage],
             "next_split": state.next_split,
             "attempt": None if state.attempt is None else attempt_to_json(state.attempt),
-            "last": None if state.last is None else _outcome_to_json(state.last),
-            "subtopics": [_subtopic_to_json(t) for t in state.subtopics],
+            "last": last,
+            "subtopics": [form_of(t) for t in state.subtopics],
             "frozen_reason": state.frozen_reason,
         },
         decode_state,
@@ -271,18 +252,7 @@ def _segment(fields: Fields) -> Segment:
 
 
 def attempt_to_json(attempt: Attempt) -> dict[str, Any]:
-    """Return the form of an attempt in the control topic."""
-    return {
-        "id": attempt.id,
-        "kind": attempt.kind.value,
-        "operator": attempt.operator,
-        "started_ms": attempt.started_ms,
-        "sources": list(attempt.sources),
-        "ranges": [[r.lo, r.hi] for r in attempt.ranges],
-        "target": attempt.target.value,
-        "subtopic": attempt.subtopic,
-        "max_pause_ms": attempt.max_pause_ms,
-    }
+    return {**form_of(attempt), "ranges": [[r.lo, r.hi] for r in attempt.ranges]}
 
 
 def _attempt(fields: Fields) -> Attempt:
@@ -306,15 +276,6 @@ def _attempt(fields: Fields) -> Attempt:
     return attempt
 
 
-def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "attempt": attempt_to_json(outcome.attempt),
-        "result": outcome.result.value,
-        "ended_by": outcome.ended_by.value,
-        "reason": outcome.reason,
-    }
-
-
 def _outcome(fields: Fields) -> Outcome:
     attempt = fields.optional_object("attempt", _attempt)
     if attempt is None:
@@ -325,16 +286,6 @@ def _outcome(fields: Fields) -> Outcome:
         fields.choice("ended_by", EndedBy),
         fields.text("reason", 2000),
     )
-
-
-def _subtopic_to_json(subtopic: SubTopic) -> dict[str, Any]:
-    return {
-        "name": subtopic.name,
-        "number": subtopic.number,
-        "partitions": subtopic.partitions,
-        "state": subtopic.state.value,
-        "topic_id": subtopic.topic_id,
-    }
 
 
 def _subtopic(fields: Fields) -> SubTopic:
@@ -364,32 +315,23 @@ class Claim:
 
 
 def claim_key(parent: PhysicalPartition) -> bytes:
-    """Return the key of the announcements for a logical partition."""
     return partition_key(parent) + _SUFFIX
 
 
 def is_claim_key(key: bytes | None) -> bool:
-    """Return whether a record of the control topic is an announcement."""
     return key is not None and key.endswith(_SUFFIX)
 
 
 def claimed_key(key: bytes) -> bytes:
-    """Return the key of the states of the logical partition that an announcement is about."""
     return key.removesuffix(_SUFFIX)
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """Return the value of an announcement."""
-    form = {"v": CLAIM_VERSION, "claimer": claim.claimer, "revision": claim.revision, "round": claim.round}
-    return encode_readable(form, decode_claim)
+    return encode_readable({"v": CLAIM_VERSION, **form_of(claim)}, decode_claim)
 
 
 def decode_claim(data: bytes | None) -> Claim:
-    """Read an announcement.
-
-    Raises:
-        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-    """
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
     fields = decode(data, "claim", CLAIM_VERSION)
     claim = Claim(
         fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", RESERVED, MOST_ROUNDS)

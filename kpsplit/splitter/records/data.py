@@ -57,11 +57,7 @@ class Stamp:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Stamp:
-        """Read a header's value.
-
-        Raises:
-            RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-        """
+        """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
         if data and data[0] > STAMP_VERSION:
             raise FutureVersionError(
                 f"stamp: format version {data[0]} is newer than {STAMP_VERSION}", hint="upgrade kpsplit"
@@ -138,11 +134,7 @@ class Marker:
     attempt_id: str
 
     def encode(self) -> bytes:
-        """Return the header's (and the record's) value.
-
-        Raises:
-            RecordError: a field is over its limit.
-        """
+        """Return the header's (and the record's) value; RecordError if a field is over its limit."""
         return encode_readable(
             {
                 "v": MARKER_VERSION,
@@ -156,11 +148,7 @@ class Marker:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Marker:
-        """Read a marker.
-
-        Raises:
-            RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-        """
+        """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
         if data is not None and len(data) > MAX_BYTES:
             raise RecordError(f"marker: {len(data)} bytes are over the limit of {MAX_BYTES}")
         text = (data or b"").decode("latin-1")
@@ -204,8 +192,4 @@ def newest_of(found: Iterable[tuple[int, Marker | None]], marker: Marker) -> int
         found: the log's offsets, rising, each with the marker that stands there.
         marker: the one that is looked for.
     """
-    newest = None
-    for offset, there in found:
-        if there == marker:
-            newest = offset
-    return newest
+    return max((offset for offset, there in found if there == marker), default=None)

@@ -24,6 +24,7 @@ STATE_PARTITIONS = 16
 """Of the control topic, for logical partitions. Fixed: a key that moved would have two latest records."""
 CONTROL_PARTITIONS = 1 + STATE_PARTITIONS
 SLOTS_PREFIX = "__kpsplit.slots."
+CHANGELOG_PREFIX = "__kpsplit.changelog."
 SETTINGS_KEY = b"_cluster"
 
 MAX_TOPIC_NAME = 249
@@ -36,16 +37,11 @@ _PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})")
 
 
 def is_topic_name(name: str) -> bool:
-    """Return whether Kafka accepts the name of a topic."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
 def topic_field(fields: Fields, name: str) -> str:
-    """Take the name of a topic from a record.
-
-    Raises:
-        RecordError: the field is missing, or Kafka accepts no such name.
-    """
+    """Take the name of a topic; RecordError if Kafka accepts no such name."""
     topic = fields.text(name)
     if not is_topic_name(topic):
         fields.fail(f"{name} is not a topic's name")
@@ -53,31 +49,21 @@ def topic_field(fields: Fields, name: str) -> str:
 
 
 def place_field(fields: Fields, prefix: str = "") -> PhysicalPartition:
-    """Take ``<prefix>topic`` and ``<prefix>partition`` from a record.
-
-    Raises:
-        RecordError: one of them is missing or out of Kafka's limits.
-    """
+    """Take ``<prefix>topic`` and ``<prefix>partition``; RecordError if out of Kafka's limits."""
     topic = topic_field(fields, f"{prefix}topic")
     return PhysicalPartition(topic, fields.integer(f"{prefix}partition", 0, MAX_PARTITION))
 
 
 def partition_key(parent: PhysicalPartition) -> bytes:
-    """Return the control topic's key of a logical partition."""
     return str(parent).encode("ascii")
 
 
 def enrolment_key(topic: str) -> bytes:
-    """Return the control topic's key of a topic's enrolment."""
     return f"{topic}/*".encode("ascii")
 
 
 def parse_partition(text: str) -> PhysicalPartition:
-    """Read ``topic/partition``.
-
-    Raises:
-        UsageError: the text does not name a partition.
-    """
+    """Read ``topic/partition``; UsageError if the text is none."""
     topic, slash, number = text.rpartition("/")
     if not slash or not is_topic_name(topic) or not _PARTITION.fullmatch(number):
         raise UsageError(f"{text[:300]!r} does not name a partition", hint="write TOPIC/P, e.g. orders/3")
@@ -114,7 +100,6 @@ def subtopics_prefix(topic: str) -> str:
 
 
 def subtopic_name(parent: PhysicalPartition, number: int) -> str:
-    """Return the name of a sub-topic: ``orders.split-3-1``."""
     return f"{subtopics_prefix(parent.topic)}{parent.partition}-{number}"
 
 

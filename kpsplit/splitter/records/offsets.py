@@ -30,26 +30,20 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True)
 class BoundaryKey:
-    """The key of a boundary record."""
-
     parent: PhysicalPartition
     range: KeyRange
 
     def encode(self) -> bytes:
-        """Return the record's key."""
         return _key(None, self.parent, self.range)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitKey:
-    """The key of a range commit."""
-
     group: str
     parent: PhysicalPartition
     range: KeyRange
 
     def encode(self) -> bytes:
-        """Return the record's key."""
         return _key(self.group, self.parent, self.range)
 
 
@@ -93,19 +87,12 @@ class RangeCommit:
         return CommitKey(self.group, self.parent, self.range).encode()
 
     def encode(self) -> bytes:
-        """Return the record's value.
-
-        Raises:
-            RecordError: a field is over its limit, or the record is too large.
-        """
+        """Raise RecordError if a field is over its limit, or the whole too large."""
         key = CommitKey(self.group, self.parent, self.range)
         return encode_readable(
             {
                 "v": VERSION,
-                "topic": self.parent.topic,
-                "partition": self.parent.partition,
-                "lo": self.range.lo,
-                "hi": self.range.hi,
+                **_range_fields(self.parent, self.range),
                 "positions": [
                     {"segment": segment, "next": at.next, "leader_epoch": at.leader_epoch}
                     for segment, at in sorted(self.positions.items())
@@ -161,10 +148,7 @@ class Boundary:
         return encode_readable(
             {
                 "v": VERSION,
-                "topic": self.parent.topic,
-                "partition": self.parent.partition,
-                "lo": self.range.lo,
-                "hi": self.range.hi,
+                **_range_fields(self.parent, self.range),
                 "epoch": self.epoch,
                 "ends": [
                     {
@@ -226,11 +210,7 @@ def parse_offset_key(data: bytes | None) -> BoundaryKey | CommitKey:
 
 
 def check_partition(key: BoundaryKey | CommitKey, partition: int | None, count: int) -> None:
-    """Reject a record of the offset log in another partition than its key's.
-
-    Raises:
-        RecordError: it is.
-    """
+    """Raise RecordError for a record in another partition of the log than its key's."""
     if partition != offsets_partition(key.parent, count):
         raise RecordError(f"{key.parent}: in a partition of the topic that is not for it")
 
@@ -276,11 +256,7 @@ def read_commit(key: CommitKey, data: bytes) -> RangeCommit | NewerCommit:
 
 
 def decode_boundary(data: bytes | None) -> Boundary:
-    """Read a boundary record.
-
-    Raises:
-        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-    """
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
     fields = decode(data, "boundary", VERSION)
     boundary = Boundary(
         parent=place_field(fields),
@@ -309,13 +285,11 @@ def _key(group: str | None, parent: PhysicalPartition, range_: KeyRange) -> byte
 
 
 def _key_fields(group: str | None, parent: PhysicalPartition, range_: KeyRange) -> dict[str, Any]:
-    return {
-        "group": group,
-        "topic": parent.topic,
-        "partition": parent.partition,
-        "lo": range_.lo,
-        "hi": range_.hi,
-    }
+    return {"group": group, **_range_fields(parent, range_)}
+
+
+def _range_fields(parent: PhysicalPartition, range_: KeyRange) -> dict[str, Any]:
+    return {"topic": parent.topic, "partition": parent.partition, "lo": range_.lo, "hi": range_.hi}
 
 
 def _range(fields: Fields) -> KeyRange:

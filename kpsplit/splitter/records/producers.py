@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.records.data import instance_name
-from kpsplit.splitter.records.keys import is_writers_id
-from kpsplit.splitter.records.strict_json import ANY_VERSION, Fields, decode, encode_readable
+from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, is_writers_id
+from kpsplit.splitter.records.strict_json import ANY_VERSION, Fields, decode, encode_readable, form_of
 
 VERSION = 4
 """Of a producer's record: the first that names its instance, and the oldest that is read."""
@@ -76,33 +75,19 @@ class ProducerRegistration:
         return instance_name(number % (1 << 64)).encode("ascii")
 
     def encode(self) -> bytes:
-        """Return the record's value.
-
-        Raises:
-            RecordError: a field is over its limit, or the record is too large.
-        """
-        return encode_readable(
-            {
-                "v": VERSION,
-                "instance": instance_name(self.instance),
-                "generation": self.generation,
-                "client_id": self.client_id,
-                "transactional_id": self.transactional_id,
-                "topics": list(self.topics),
-                "ready": self.ready,
-                "acknowledged": self.acknowledged,
-                "pauses": {k: _pause_to_json(p) for k, p in self.pauses.items()},
-                "closed": self.closed,
-                "certificates": {k: _certificate_to_json(c) for k, c in self.certificates.items()},
-            },
-            lambda data: decode_record(self.key, data),
-        )
+        """Raise RecordError if a field is over its limit, or the whole too large."""
+        form = {
+            **form_of(self),
+            "v": VERSION,
+            "instance": instance_name(self.instance),
+            "pauses": {k: form_of(p) for k, p in self.pauses.items()},
+            "certificates": {k: form_of(c) for k, c in self.certificates.items()},
+        }
+        return encode_readable(form, lambda data: decode_record(self.key, data))
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Nothing stands under this key any more."""
-
     key: bytes
 
 
@@ -124,25 +109,17 @@ def is_registration_key(key: bytes | None) -> bool:
 
 
 def decode_entry(key: bytes | None, data: bytes | None) -> Entry:
-    """Read what stands under a key of the producers topic.
-
-    Raises:
-        RecordError: nothing that any version writes.
-    """
+    """Read what stands under a key; RecordError for what no version writes."""
     if data is None:
         return Removed(key or b"")
     try:
         return decode_record(key, data)
     except FutureVersionError:
-        return Newer(key or b"", _topics(decode(data, _WHAT, ANY_VERSION)))
+        return Newer(key or b"", decode(data, _WHAT, ANY_VERSION).texts("topics", MAX_TOPIC_NAME))
 
 
 def decode_record(key: bytes | None, data: bytes | None) -> ProducerRegistration:
-    """Read a producer's record.
-
-    Raises:
-        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
-    """
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
     if not is_registration_key(key):
         raise RecordError("producers topic: a key that kpsplit never writes")
     fields = decode(data, _WHAT, VERSION)
@@ -159,38 +136,21 @@ def _record(fields: Fields) -> ProducerRegistration:
     transactional_id = fields.optional_text("transactional_id", 10_000)
     if transactional_id is not None and not is_writers_id(transactional_id):
         fields.fail("transactional_id is none that a producer of data can have")
+    instance = fields.text("instance", 16)
+    if _INSTANCE.fullmatch(instance) is None:
+        fields.fail("instance is not 16 hexadecimal digits")
     return ProducerRegistration(
-        instance=_instance(fields),
+        instance=int(instance, 16),
         generation=fields.integer("generation", 1),
         client_id=fields.text("client_id"),
         transactional_id=transactional_id,
-        topics=_topics(fields),
+        topics=fields.texts("topics", MAX_TOPIC_NAME),
         ready=fields.text_map("ready"),
         acknowledged=fields.text_map("acknowledged"),
         pauses=fields.object_map("pauses", _pause),
         closed=fields.boolean("closed"),
         certificates=fields.object_map("certificates", _certificate),
     )
-
-
-def _topics(fields: Fields) -> tuple[str, ...]:
-    return fields.texts("topics", 249)
-
-
-def _instance(fields: Fields) -> int:
-    name = fields.text("instance", 16)
-    if _INSTANCE.fullmatch(name) is None:
-        fields.fail("instance is not 16 hexadecimal digits")
-    return int(name, 16)
-
-
-def _pause_to_json(pause: PauseReport) -> dict[str, Any]:
-    return {
-        "attempt": pause.attempt,
-        "pause_ms": pause.pause_ms,
-        "held": pause.held,
-        "strays": pause.strays,
-    }
 
 
 def _pause(fields: Fields) -> PauseReport:
@@ -200,15 +160,6 @@ def _pause(fields: Fields) -> PauseReport:
         fields.integer("held"),
         fields.integer("strays"),
     )
-
-
-def _certificate_to_json(certificate: Certificate) -> dict[str, Any]:
-    return {
-        "next_sequence": certificate.next_sequence,
-        "delivered": certificate.delivered,
-        "failed": list(certificate.failed),
-        "topic_id": certificate.topic_id,
-    }
 
 
 def _certificate(fields: Fields) -> Certificate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar
 
@@ -27,11 +28,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def encode(value: dict[str, Any], most: int = MAX_BYTES) -> bytes:
-    """Return the canonical bytes of a JSON object: sorted keys, no spaces, ASCII.
-
-    Raises:
-        RecordError: the result would be larger than ``most`` bytes.
-    """
+    """Return the canonical bytes: sorted keys, no spaces, ASCII; RecordError if more than ``most``."""
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(data) > most:
         raise RecordError(
@@ -54,6 +51,14 @@ def encode_readable(value: dict[str, Any], read: Callable[[bytes], object]) -> b
     return data
 
 
+def form_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, for a format that names them alike; tests compare it.
+
+    Not ``asdict``: that copies each of the numbers in a certificate.
+    """
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 def decode(data: bytes | None, what: str, version: int, most: int = MAX_BYTES) -> Fields:
     """Return the fields of a JSON object of the given format version and of at most so many bytes.
 
@@ -74,11 +79,7 @@ def decode(data: bytes | None, what: str, version: int, most: int = MAX_BYTES) -
 
 
 def decode_unversioned(data: bytes | None, what: str) -> Fields:
-    """Return the fields of a JSON object that has no format version: a key.
-
-    Raises:
-        RecordError: the bytes are no such object.
-    """
+    """Return the fields of a JSON object without a format version (a key); RecordError if it is none."""
     return Fields(_object(data, what), what)
 
 
@@ -111,10 +112,11 @@ def is_unicode(text: str) -> bool:
 
 
 def _is_text(value: object, longest: int) -> bool:
-    """Return whether a value is a text within its limit."""
-    if not isinstance(value, str) or len(value) > longest:
-        return False
-    return is_unicode(value)
+    return isinstance(value, str) and len(value) <= longest and is_unicode(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT
 
 
 def _reject(_text: str) -> NoReturn:
@@ -130,11 +132,7 @@ class Fields:
         self.version = version
 
     def fail(self, reason: str) -> NoReturn:
-        """Reject the record.
-
-        Raises:
-            RecordError: always.
-        """
+        """Raise RecordError."""
         raise RecordError(f"{self._what}: {reason}")
 
     def done(self) -> None:
@@ -143,90 +141,74 @@ class Fields:
             self.fail(f"unknown field {min(self._left)[:_SHOWN]!r}")
 
     def integer(self, name: str, low: int = 0, high: int = _MAX_INT) -> int:
-        """Take an integer between low and high."""
         value = self._take(name)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             self.fail(f"{name} is not an integer from {low} to {high}")
         return value
 
     def optional_integer(self, name: str, low: int = 0, high: int = _MAX_INT) -> int | None:
-        """Take an integer or null."""
         return None if self._null(name) else self.integer(name, low, high)
 
     def text(self, name: str, longest: int = 1000) -> str:
-        """Take a string."""
         value = self._take(name)
         if not isinstance(value, str) or not _is_text(value, longest):
             self.fail(f"{name} is not a text of at most {longest} characters")
         return value
 
     def optional_text(self, name: str, longest: int = 1000) -> str | None:
-        """Take a string or null."""
         return None if self._null(name) else self.text(name, longest)
 
     def boolean(self, name: str) -> bool:
-        """Take true or false."""
         value = self._take(name)
         if not isinstance(value, bool):
             self.fail(f"{name} is not true or false")
         return value
 
     def choice(self, name: str, kind: type[E]) -> E:
-        """Take one of the values of an enumeration."""
         value = self._take(name)
         if not isinstance(value, str) or value not in kind.__members__.values():
             self.fail(f"{name} is not one of {', '.join(kind)}")
         return kind(value)
 
     def items(self, name: str, longest: int = 100_000) -> list[Any]:
-        """Take a list."""
         value = self._take(name)
         if not isinstance(value, list) or len(value) > longest:
             self.fail(f"{name} is not a list of at most {longest} items")
         return value
 
     def objects(self, name: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
-        """Take a list of objects, each read by ``read``."""
         return tuple(self._object(value, name, read) for value in self.items(name))
 
     def optional_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
-        """Take an object or null."""
         if self._null(name):
             return None
         return self._object(self._take(name), name, read)
 
-    def integers(self, name: str, low: int = 0, longest: int = 100_000) -> tuple[int, ...]:
-        """Take a list of integers."""
-        values = self.items(name, longest)
-        if not all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= _MAX_INT for v in values):
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self.items(name)
+        if not all(map(_is_count, values)):
             self.fail(f"{name} is not a list of integers")
         return tuple(values)
 
     def texts(self, name: str, longest: int = 1000) -> tuple[str, ...]:
-        """Take a list of strings."""
         values = self.items(name)
         if not all(_is_text(v, longest) for v in values):
             self.fail(f"{name} is not a list of texts")
         return tuple(values)
 
-    def text_map(self, name: str, longest: int = 1000) -> dict[str, str]:
-        """Take an object whose values are strings."""
+    def text_map(self, name: str) -> dict[str, str]:
         value = self._map(name)
-        if not all(_is_text(v, longest) for v in value.values()):
+        if not all(_is_text(v, _LONGEST_NAME) for v in value.values()):
             self.fail(f"{name} is not a map of texts")
         return value
 
     def number_map(self, name: str) -> dict[str, int]:
-        """Take an object whose values are integers from 0 on."""
         value = self._map(name)
-        if not all(
-            isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= _MAX_INT for v in value.values()
-        ):
+        if not all(map(_is_count, value.values())):
             self.fail(f"{name} is not a map of integers")
         return value
 
     def object_map(self, name: str, read: Callable[[Fields], T]) -> dict[str, T]:
-        """Take an object whose values are objects, each read by ``read``."""
         return {k: self._object(v, name, read) for k, v in self._map(name).items()}
 
     def guard(self, make: Callable[[], T]) -> T:

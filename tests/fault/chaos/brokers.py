@@ -12,10 +12,11 @@ from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
+from kpsplit.control.subtopics import reordered
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.leaders import reassign, reordered
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASK_SECONDS = 5.0

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.config import HOST, PortReservation
-from kpsplit.devcluster.storage import configuration
+from kpsplit.devcluster.storage import HOST, PortReservation, configuration
 
 CHUNK = 1 << 16
 POLL_SECONDS = 0.02
@@ -45,10 +44,14 @@ FAIR = Weather()
 
 
 class Network:
-    """Proxies that share one weather; a context manager. ``add`` and ``weather`` from any thread."""
+    """Proxies that share one weather; a context manager. ``add`` and ``weather`` from any thread.
+
+    ``cut``: the ports of proxies through which nothing passes.
+    """
 
     def __init__(self) -> None:
         self.weather = FAIR
+        self.cut: frozenset[int] = frozenset()
         self.lost = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
@@ -74,21 +77,23 @@ class Network:
 
     async def _open(self, upstream: int) -> int:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(upstream, reader, writer)
+            await self._serve(upstream, port, reader, writer)
 
         server = await asyncio.start_server(connected, HOST, 0)
         port: int = server.sockets[0].getsockname()[1]
         return port
 
-    async def _serve(self, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, upstream: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             from_broker, to_broker = await asyncio.open_connection(HOST, upstream)
         except OSError:  # the broker is away, and the client sees what it would see without a proxy
             writer.close()
             return
         pumps = [
-            asyncio.create_task(self._pump(reader, to_broker, requests=True)),
-            asyncio.create_task(self._pump(from_broker, writer, requests=False)),
+            asyncio.create_task(self._pump(port, reader, to_broker, requests=True)),
+            asyncio.create_task(self._pump(port, from_broker, writer, requests=False)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -98,12 +103,12 @@ class Network:
                 end.close()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
+        self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
     ) -> None:
         """Hand over what comes, until one side ends or a response is lost."""
         with suppress(OSError):
             while data := await reader.read(CHUNK):
-                while self._held(requests):
+                while self._held(requests) or port in self.cut:
                     await asyncio.sleep(POLL_SECONDS)
                 if self.weather.delay:
                     await asyncio.sleep(self.weather.delay)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally
-from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally, LogicalRecord
 from kpsplit.demo.judge import ReadBack, ReadBackCheck, RecordId
 from kpsplit.demo.records import read_journal, sequence_in, writer_in
 from kpsplit.kafka.connection import Connection

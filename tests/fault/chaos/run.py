@@ -12,7 +12,7 @@ from kpsplit.admin import Admin
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.demo.endpoints import keep_folder
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.config import PortReservation
+from kpsplit.devcluster.storage import PortReservation
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.records.control import Partitioner

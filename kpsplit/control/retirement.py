@@ -1,23 +1,21 @@
-"""Runs plans, wiring the driver with the real ports, and retires sub-topics.
+"""Deletes sub-topics that nobody needs; a missing commit means *not drained* (protocol, section 8.3).
 
-Retiring deletes sub-topics that nobody needs; a missing commit means *not drained* (protocol, section 8.3). A
-group has drained what its ordinary offsets and its range commits both say (``groups.proven_positions``). A
+A group has drained what its ordinary offsets and its range commits both say (``groups.proven_positions``). A
 retirement is recorded before the sub-topic is deleted: from then on members commit no offset of it. What was
 recorded and not deleted the next ``retire`` deletes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kpsplit.clock import Deadline, SystemClock, monotonic, wall_ms
-from kpsplit.control.plans import Plan, new_attempt_id, under_way
-from kpsplit.control.status import Report, Retirable
-from kpsplit.control.subtopics import PartitionTopics, SubTopics, SubTopicTakenError
-from kpsplit.errors import CheckFailedError, ConflictError, FencedError, InvariantError, behind_a_change
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
+from kpsplit.clock import Deadline
+from kpsplit.control.plans import under_way
+from kpsplit.control.status import Retirable
+from kpsplit.control.subtopics import SubTopics
+from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.groups import (
     Positions,
@@ -29,168 +27,10 @@ from kpsplit.kafka.groups import (
     readers_without_commit,
     topics_of,
 )
-from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
+from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import (
-    Attempt,
-    EndedBy,
-    Freeze,
-    Outcome,
-    PartitionState,
-    Phase,
-    Prepare,
-    Retire,
-    SubTopic,
-    SubTopicState,
-    Thaw,
-)
-from kpsplit.splitter.steps import closing_segments, numbered
-
-PAUSE_REPORT_SECONDS = 1.0
-"""How long producers' reports of their pauses are waited for."""
-
-
-class Runner:
-    """Runs operations on one logical partition, by its ``log``. Not thread safe; a context manager."""
-
-    def __init__(
-        self,
-        admin: ClusterAdmin,
-        writers: ProducersLog,
-        parent: PhysicalPartition,
-        operator: str,
-        observer: Observer,
-    ) -> None:
-        self._parent = parent
-        self._operator = operator
-        self._writers = writers
-        self.log = OperationLog(admin.connection, parent)
-        self._topics = PartitionTopics(admin, observer)
-        self._observer = observer
-
-    def __enter__(self) -> Runner:
-        """Return self."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go of the claim and end the clients."""
-        self._topics.close()
-        self.log.close()
-
-    def run(self, plan: Plan, state: PartitionState, max_pause_ms: int, deadline: Deadline) -> Report:
-        """Run a plan for the state that was just read."""
-        started = monotonic()
-        attempt = numbered(plan.attempt(self._operator, max_pause_ms), state)
-        self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
-
-        def fit(now: PartitionState) -> bool:
-            refuse_moved_on(plan, now)
-            return True
-
-        with _foreign_name_is_a_conflict():
-            outcome = self._driver().run(attempt, plan.epoch, deadline, fit)
-        return self._report(outcome, started)
-
-    def resume(
-        self, max_pause_ms: int | None, check: Callable[[Attempt], None], deadline: Deadline
-    ) -> Report | None:
-        """Finish what a dead operator left; ``check`` raises if what would begin anew may not be done."""
-        started = monotonic()
-
-        def renew(state: PartitionState, last: Attempt) -> Attempt:
-            attempt = replace(
-                numbered(last, state),
-                id=new_attempt_id(),
-                operator=self._operator,
-                started_ms=wall_ms(),
-                max_pause_ms=max_pause_ms or last.max_pause_ms,
-            )
-            check(attempt)
-            self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
-            return attempt
-
-        with _foreign_name_is_a_conflict():
-            outcome = self._driver().resume(renew, deadline)
-        return None if outcome is None else self._report(outcome, started)
-
-    def abort(self, attempt_id: str, reason: str, deadline: Deadline) -> Outcome | None:
-        """Roll back an attempt; return how it ended, or None while it is still under way."""
-        try:
-            self._driver().abort(EndedBy.REQUEST, reason, deadline)
-        except FencedError:
-            last = self.log.peek(deadline).last
-            if last is None or last.attempt.id != attempt_id:
-                raise
-        last = self.log.seen().last
-        return last if last is not None and last.attempt.id == attempt_id else None
-
-    def thaw(self, deadline: Deadline) -> PartitionState:
-        """End a freeze: seal what the interrupted operation emptied, then record the thaw."""
-        state = self.log.claim(deadline, lambda now: now.phase is Phase.FROZEN)
-        if state.phase is not Phase.FROZEN:
-            return state
-        self._topics.seal(state.to_seal(), deadline)
-        return self.log.record(state, Thaw(), deadline)
-
-    def freeze(self, reason: str, deadline: Deadline) -> bool:
-        """Record that the partition needs a human, unless an operation is in progress or it is frozen.
-
-        Returns whether that was recorded now.
-        """
-        state = self.log.claim(deadline, lambda now: now.phase is Phase.STEADY)
-        if state.phase is not Phase.STEADY:
-            return False
-        self.log.record(state, Freeze(reason), deadline)
-        return True
-
-    def _driver(self) -> Driver:
-        return Driver(Ports(self.log, self._writers, self._topics, SystemClock()), self._observer)
-
-    def _report(self, outcome: Outcome, started: float) -> Report:
-        """Return the report. Nothing here may fail: it would look as if nothing had been done."""
-        seconds = monotonic() - started
-        limit = Deadline(PAUSE_REPORT_SECONDS)
-        pauses = self._writers.pause_reports(str(self._parent), outcome.attempt.id, limit)
-        return Report(outcome, self.log.seen(), pauses, seconds)
-
-
-def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
-    """Do nothing if the plan still fits the state.
-
-    Raises:
-        ConflictError: an operation is in progress, or the partition is not as it was when the plan was made.
-    """
-    busy = under_way(state)
-    if busy is not None:
-        parent = state.parent
-        raise ConflictError(
-            busy,
-            hint=f"wait; if its operator is dead run: kpsplit resume {parent}, or kpsplit abort {parent}",
-        )
-    if state.epoch != plan.epoch:
-        raise ConflictError(
-            f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {plan.epoch}",
-            hint="plan again",
-        )
-    if state.topic_id != plan.topic_id:
-        raise ConflictError(f"topic {state.parent.topic} is not the one of the plan", hint="plan again")
-    if state.phase is Phase.STEADY:
-        try:
-            apply(state, Prepare(numbered(plan.attempt("", 1), state)))
-        except InvariantError as error:  # a saved plan that somebody has edited
-            raise ConflictError(f"the plan does not fit: {error.message}", hint="plan again") from None
-
-
-@contextmanager
-def _foreign_name_is_a_conflict() -> Iterator[None]:
-    try:
-        yield
-    except SubTopicTakenError as error:
-        raise ConflictError(error.message, hint=error.hint, changed=error.changed) from error
-
+from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubTopic, SubTopicState
 
 _SHOWN = 5
 
@@ -209,7 +49,6 @@ class Undrained:
     note: str = ""
 
     def __str__(self) -> str:
-        """Say what is missing."""
         at = "has no commit" if self.position is None else f"stands at {self.position}"
         return f"group {self.group} {at} in {self.place}, which ends at {self.end}{self.note}"
 
@@ -249,11 +88,9 @@ class Retirement:
         self._gone: set[str] = set()
 
     def plan(self, force: bool, deadline: Deadline) -> Retirable:
-        """Return what can be deleted and what cannot; as ``Admin.plan_retire``."""
         return self._look(self._resting(self._log.peek(deadline)), force, deadline)
 
     def run(self, force: bool, deadline: Deadline) -> list[str]:
-        """Delete what can be deleted; as ``Admin.retire``."""
         state = self._resting(self._log.peek(deadline))
         found = self._look(state, force, deadline)
         for name, reason in found.kept.items():
@@ -271,13 +108,18 @@ class Retirement:
         candidates = [*state.to_retire(), *self._left_over(state)]
         there = self._admin.certain([t.name for t in candidates], deadline)
         self._gone = {name for name, topic in there.items() if topic is None}
-        kept = {
-            t.name: reason
-            for t in candidates
-            if (topic := there[t.name]) is not None
-            and (reason := self._reason(state, t, topic, force, deadline))
-        }
-        return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
+        kept: dict[str, str] = {}
+        undrained: list[str] = []
+        for subtopic in candidates:
+            topic = there[subtopic.name]
+            reason = None if topic is None else self._foreign(state, subtopic, topic)
+            if topic is not None and reason is None:
+                reason = self._readers(state, subtopic, force, deadline)
+                undrained += [] if reason is None else [subtopic.name]
+            if reason is not None:
+                kept[subtopic.name] = reason
+        going = tuple(t.name for t in candidates if t.name not in kept)
+        return Retirable(going, kept, tuple(undrained))
 
     def _left_over(self, state: PartitionState) -> list[SubTopic]:
         """Return the sub-topics that are recorded as retired and were not deleted."""
@@ -298,10 +140,8 @@ class Retirement:
             )
         return state
 
-    def _reason(
-        self, state: PartitionState, subtopic: SubTopic, found: TopicFacts, force: bool, deadline: Deadline
-    ) -> str | None:
-        """Return why a sub-topic that is there has to stay, None if it can go."""
+    def _foreign(self, state: PartitionState, subtopic: SubTopic, found: TopicFacts) -> str | None:
+        """Return why a topic is left alone whoever has read it: it may be somebody else's."""
         if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
             return "this is another topic of the same name; kpsplit does not touch it"
         if not held_segments(state, subtopic.name):
@@ -311,7 +151,15 @@ class Retirement:
             return (
                 None if empty else "it holds records, and kpsplit wrote none: look at it, delete it yourself"
             )
-        left = [] if subtopic.state is SubTopicState.RETIRED else self._undrained(state, subtopic, deadline)
+        return None
+
+    def _readers(
+        self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
+    ) -> str | None:
+        """Return which group has not drained a sub-topic."""
+        if subtopic.state is SubTopicState.RETIRED or not held_segments(state, subtopic.name):
+            return None
+        left = self._undrained(state, subtopic, deadline)
         if left and force:
             for item in left[:_SHOWN]:
                 self._observe(StepDone("Forced", 0.0, f"{subtopic.name}: {item}"))
@@ -364,8 +212,7 @@ class Retirement:
             return True
         try:
             if held_segments(state, subtopic.name):
-                seconds = min(ANSWER_SECONDS, max(0.1, deadline.left()))
-                there = self._admin.delete(subtopic.name, seconds)
+                there = self._admin.delete(subtopic.name, answer_within(deadline))
                 return there or subtopic.state is not SubTopicState.RETIRED
             self._subtopics.delete_empty(subtopic.name, deadline)
         except CheckFailedError as error:
@@ -385,5 +232,4 @@ def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:
 
 
 def held_segments(state: PartitionState, subtopic: str) -> bool:
-    """Return whether a sub-topic ever held segments; that of an attempt that was rolled back never did."""
     return any(segment.source.topic == subtopic for segment in state.lineage)

@@ -1,20 +1,28 @@
-"""``kpsplit demo``: the click command."""
+"""``kpsplit demo``."""
 
 from __future__ import annotations
 
 import random
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from kpsplit.admin_cli.options import PROPERTY, given_in
+from kpsplit.admin_cli.settings import redactor_for
 from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
 from kpsplit.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from kpsplit.demo.result import DemoResult
+    from kpsplit.demo.display import Display
+    from kpsplit.demo.records import Line
+    from kpsplit.demo.scenario import Options
+    from kpsplit.demo.setup import Connections
 
 # What the demo does is imported when it runs: `kpsplit --help` must not wait for client libraries.
 
@@ -36,7 +44,13 @@ SEEDS = 1_000_000
     type=click.Path(path_type=Path),
     help="Connection settings of that cluster, one key=value a line.",
 )
-@click.option("-X", "--property", "properties", metavar="KEY=VALUE", multiple=True, help="One such setting.")
+@click.option(
+    *("-X", "--property", "properties"),
+    type=PROPERTY,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="One such setting.",
+)
 @click.option(
     "--role-config",
     "role_configs",
@@ -87,7 +101,7 @@ def command(
     ctx: click.Context,
     bootstrap_server: str | None,
     command_config: Path | None,
-    properties: tuple[str, ...],
+    properties: tuple[tuple[str, str], ...],
     role_configs: tuple[str, ...],
     topic: str | None,
     input_file: Path | None,
@@ -124,40 +138,38 @@ def command(
         expression=None if input_file is None else expression,
         topic=topic,
     )
-    given = cluster_given(ctx, bootstrap_server, command_config, properties)
+    cluster = cluster_given(ctx, bootstrap_server, command_config, properties)
     roles = roles_given(role_configs)
-    if roles and not given:
+    given_in(ctx).others += [cluster, *roles.values()]
+    if roles and not cluster:
         raise ConfigurationError("--role-config is given but no brokers", hint="add -b HOST:PORT")
-    if not _run(given, roles, options, lines):
+    if not _run(ctx, cluster, roles, options, lines):
         ctx.exit(EXIT_CHECK)
 
 
 def cluster_given(
-    ctx: click.Context, bootstrap: str | None, config: Path | None, properties: tuple[str, ...]
+    ctx: click.Context, bootstrap: str | None, config: Path | None, properties: tuple[tuple[str, str], ...]
 ) -> dict[str, Any]:
     """Return the connection settings, empty for an embedded cluster.
 
     A cluster that is named in the environment only is not used: a forgotten variable must not bring the
     demo to a production cluster.
-
-    Raises:
-        ConfigurationError: a setting is malformed, or there are settings without brokers.
     """
     from kpsplit.kafka.connection import names_brokers, read_properties
 
     found: dict[str, Any] = {}
-    above = _before_the_verb(ctx)
+    root, given = ctx.find_root(), given_in(ctx)
+    above = {  # on the command line, before ``demo``
+        name: getattr(given, name)
+        for name in ("bootstrap_server", "command_config", "properties")
+        if root is not ctx and root.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     for file in (above.get("command_config"), config):
         if file is not None:
             found.update(read_properties(file))
-    found.update(above.get("properties") or {})
-    for pair in properties:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigurationError("-X takes KEY=VALUE", hint="write for example -X security.protocol=SSL")
-        found[name] = value
-    brokers = bootstrap or above.get("bootstrap_server")
-    if brokers:
+    found.update(above.get("properties", {}))
+    found.update(properties)
+    if brokers := bootstrap or above.get("bootstrap_server"):
         found["bootstrap.servers"] = brokers
     if found and not names_brokers(found):
         raise ConfigurationError("connection settings are given but no brokers", hint="add -b HOST:PORT")
@@ -165,11 +177,7 @@ def cluster_given(
 
 
 def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return the connection settings that roles have of their own.
-
-    Raises:
-        ConfigurationError: there is no such role, or a file cannot be read.
-    """
+    """Return the connection settings that roles have of their own, by the roles' names."""
     from kpsplit.demo.setup import ROLES
     from kpsplit.kafka.connection import BROKERS_PROPERTIES, read_properties
 
@@ -191,60 +199,69 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
-    """Return global options that were given on the command line, before ``demo``."""
-    root = ctx.find_root()
-    if root is ctx or root.obj is None:
-        return {}
-    return {
-        name: getattr(root.obj, name, None)
-        for name in ("bootstrap_server", "command_config", "properties")
-        if root.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
+@contextmanager
+def open_connections(
+    properties: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], display: Display
+) -> Iterator[Connections]:
+    """Yield connections to the given cluster, or to an embedded one if no brokers are named.
+
+    ``roles``: what a role's connection has instead of ``properties``, by the role's name.
+    """
+    from kpsplit.demo.setup import BROKERS, ROLES, Connections
+    from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers
+
+    with ExitStack() as stack:
+        if not names_brokers(properties):
+            from kpsplit.devcluster.cluster import DevCluster
+
+            began = time.monotonic()
+            display.say(f"starting an embedded cluster of {BROKERS} brokers …")
+            cluster = stack.enter_context(DevCluster(brokers=BROKERS))
+            display.say(f"    {cluster.bootstrap} after {time.monotonic() - began:.1f} s")
+            properties = {**properties, "bootstrap.servers": cluster.bootstrap}
+        brokers = {name: properties[name] for name in BROKERS_PROPERTIES if name in properties}
+        others = {role: Connection({**properties, **roles.get(role, {}), **brokers}) for role in ROLES}
+        yield Connections(operator=Connection(properties), **others)
 
 
-def _run(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
+def _run(
+    ctx: click.Context,
+    cluster: dict[str, Any],
+    roles: dict[str, dict[str, Any]],
+    options: Options,
+    lines: list[Line] | None,
+) -> bool:
     """Run the demo, print its result, write the page; return whether it passed."""
-    from kpsplit.demo.page import page
+    from confluent_kafka import KafkaException
+
+    from kpsplit.demo.display import open_display
+    from kpsplit.demo.page import page, write_summary
     from kpsplit.demo.result import failed_line, last_line
-    from kpsplit.demo.tables import write_summary
+    from kpsplit.demo.setup import run_demo
     from kpsplit.demo.verification import QUESTION, report_path
+    from kpsplit.kafka.error_map import error_of, translate
+
+    def failed(reason: str) -> bool:
+        click.echo(redactor_for(given_in(ctx))(failed_line(reason)))
+        return False
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
-    result = _result_of(given, roles, options, lines)
-    if isinstance(result, KpsplitError):
-        click.echo(failed_line(str(result)))
-        return False
+    try:
+        with open_display() as display, open_connections(cluster, roles, display) as connections:
+            result = run_demo(connections, options, lines, display)
+    except UsageError:
+        raise
+    except KpsplitError as error:
+        return failed(str(error))
+    except KafkaException as exception:
+        return failed(str(translate(error_of(exception), "run the demo")))
     write_summary(result, sys.stdout)
     try:
         write_whole(options.html, page(result).encode())
     except OSError as error:
-        click.echo(failed_line(f"cannot write {options.html}: {error.strerror}"))
-        return False
+        return failed(f"cannot write {options.html}: {error.strerror}")
     click.echo(f"page: {options.html.resolve()}")
-    report = report_path(options.html)
     if any(verdict.question == QUESTION for verdict in result.verdicts):
-        click.echo(f"verification report: {report.resolve()}")
+        click.echo(f"verification report: {report_path(options.html).resolve()}")
     click.echo(last_line(result))
     return result.passed
-
-
-def _result_of(
-    given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any
-) -> DemoResult | KpsplitError:
-    """Return the result, or the error with which the scenario, or the start of its cluster, ended."""
-    from confluent_kafka import KafkaException
-
-    from kpsplit.demo.display import open_display
-    from kpsplit.demo.setup import open_connections, run_demo
-    from kpsplit.kafka.error_map import error_of, translate
-
-    try:
-        with open_display() as display, open_connections(given, roles, display) as connections:
-            return run_demo(connections, options, lines, display)
-    except UsageError:
-        raise
-    except KpsplitError as error:
-        return error
-    except KafkaException as exception:
-        return translate(error_of(exception), "run the demo")

@@ -1,0 +1,86 @@
+"""What kpsplit's own writers make of an acknowledgement that does not say where the record stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from kpsplit.clock import Deadline
+from kpsplit.errors import UnknownOutcomeError
+from kpsplit.kafka.cluster_admin import LogEnd
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.markers import Markers
+from kpsplit.kafka.producers_log import AcknowledgedWriter
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.data import Marker, MarkerKind
+from kpsplit.splitter.steps import PlannedMarker
+from tests.unit.samples import PARENT
+
+SEAL = PlannedMarker(0, PARENT, Marker(MarkerKind.SEAL, PARENT, "attempt"))
+
+
+class Acknowledging:
+    """A client that is told at once that a record is written, at this offset or (None) somewhere."""
+
+    def __init__(self, offset: int | None) -> None:
+        self._message = Message(topic="t", partition=0, offset=-1001 if offset is None else offset)
+        self._reports: list[Any] = []
+        self.purged = False
+
+    def produce(self, *arguments: Any, **_: Any) -> None:
+        self._reports.append(arguments[4])
+
+    def send(self, append: Any, _: int) -> None:
+        self._reports.append(append.report)
+
+    def poll(self, _: float) -> None:
+        while self._reports:
+            self._reports.pop()(None, self._message)
+
+    def drop(self) -> None:
+        self.purged = True
+
+
+class Admin:
+    connection = None
+
+    def end_offsets(self, places: Any, seconds: float = 8.0) -> dict[PhysicalPartition, LogEnd]:
+        return {place: LogEnd(5, 1) for place in places}
+
+
+def markers(client: Acknowledging) -> Markers:
+    made = Markers(Admin())  # type: ignore[arg-type]
+    made._producers = [client]  # type: ignore[list-item]
+    return made
+
+
+def test_a_marker_is_cut_where_its_acknowledgement_says() -> None:
+    (cut,) = markers(Acknowledging(7)).append([SEAL], Deadline(5))
+    assert (cut.segment, cut.offset) == (0, 7)
+
+
+def test_a_marker_of_which_it_is_not_said_where_it_stands_is_to_be_read_back() -> None:
+    client = Acknowledging(None)
+    made = markers(client)
+    with pytest.raises(UnknownOutcomeError):
+        made.append([SEAL], Deadline(5))
+    assert client.purged and made._unknown == {"attempt"}
+
+
+@pytest.mark.parametrize("offset", [0, 7])
+def test_a_record_is_written_where_its_acknowledgement_says(offset: int, monkeypatch: Any) -> None:
+    assert writer(offset, monkeypatch).write("topic", b"k", b"v", Deadline(5)) == offset
+
+
+def test_a_record_of_which_it_is_not_said_where_it_stands_may_be_written(monkeypatch: Any) -> None:
+    """A claim that took that for the first offset would read nothing before it."""
+    with pytest.raises(UnknownOutcomeError):
+        writer(None, monkeypatch).write("topic", b"k", b"v", Deadline(5))
+
+
+def writer(offset: int | None, patch: pytest.MonkeyPatch) -> AcknowledgedWriter:
+    connection = Connection({"bootstrap.servers": "127.0.0.1:1"})
+    patch.setattr(connection, "open_producer", lambda *_, **__: Acknowledging(offset))
+    return AcknowledgedWriter(connection, "tests")
