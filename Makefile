@@ -37,6 +37,8 @@ LONGEST := $(patsubst %,tests/broker/test_%.py,producer_operations consumer_grou
 CLUSTER_TESTS := $(SPARK_AND_CLI) $(LONGEST) $(filter-out $(LONGEST),$(wildcard tests/broker/test_*.py))
 CORE_TESTS := $(filter-out tests/spark tests/fault tests/broker tests/cli tests/demo %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(OFFLINE_TESTS)
 NOTHING_SELECTED := 5
+# Longer than any test that runs at night only.
+NIGHT := -o faulthandler_timeout=2000
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
 LOCK_SUM := $(shell cat requirements/build.txt requirements/dev.txt | cksum | cut -d' ' -f1)
@@ -79,8 +81,8 @@ test-load: jars
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LOAD_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 nightly: jars
-	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS) tests
-	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/sim/test_simulation.py
+	$(BIN)/python -m pytest -m nightly $(NIGHT) $(PYTEST_ARGS) tests
+	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(NIGHT) $(PYTEST_ARGS) tests/sim/test_simulation.py
 	$(MAKE) chaos
 	$(MAKE) chaos MINUTES=10 CHAOS_ARGS="--mix slow"
 
