@@ -210,7 +210,7 @@ seek orders/3 --group g --to 2026-13-01T00:00:00Z | is not a target; write earli
 seek orders/3 --group g --to 0 --keys 9:1 | not a range of the key space
 seek orders/3 --group g --to 0 --keys all | 'all' is not a key range
 forget | Missing argument 'TOPIC'
-forget orders | Missing option '--group'
+forget orders | give either --group NAME or --expired
 forget orders/3 --group g | 'orders/3' is not the name of a topic
 forget orders --group g --dry-run=yes | '--dry-run' does not take a value
 forget orders other --group g | unexpected extra argument (other)
