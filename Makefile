@@ -25,7 +25,7 @@ UV ?= uv
 BENCH ?= producer_overhead
 MINUTES ?= 20
 WORKERS ?= 2
-CLUSTER_WORKERS ?= 3
+CLUSTER_WORKERS ?= 4
 # Of the command line, what asks no broker.
 OFFLINE_TESTS := tests/cli/test_refusals.py tests/cli/test_usage.py tests/cli/test_reference.py
 LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chaos.py
@@ -71,8 +71,8 @@ test: test-core test-cluster test-load
 test-core: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
-# Processes with a cluster each; one Spark session. No more than processors: Spark gives a Python worker ten
-# seconds to start, whatever else runs.
+# Processes with a cluster each; one Spark session. More than processors, because most tests wait for brokers; not
+# many more: Spark gives a Python worker ten seconds to start, whatever else runs.
 test-cluster: jars
 	$(BIN)/python -m pytest -n $(CLUSTER_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
