@@ -16,11 +16,10 @@ from kpsplit.clock import Deadline
 from kpsplit.control.session import ClusterSession
 from kpsplit.errors import ConflictError, UnreachableError, UsageError, behind_a_change
 from kpsplit.kafka.commit_writer import CommitWriter
+from kpsplit.kafka.coordinators import group_names, nearest_group
 from kpsplit.kafka.groups import (
     delete_positions,
     describe_members,
-    group_names,
-    nearest_group,
     positions_of,
     range_commits,
     topics_of,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, TypeVar
-from uuid import uuid4
+from typing import Any
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -22,7 +20,15 @@ from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate, translated
+from kpsplit.kafka.coordinators import (
+    COORDINATOR_LIMIT_SECONDS,
+    PAUSE,
+    answered,
+    at_rest,
+    every_group,
+    group_names,
+)
+from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
@@ -30,9 +36,6 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
-from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC
-
-T = TypeVar("T")
 
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""
@@ -95,7 +98,7 @@ def describe_members(
     ``kept``: ask a classic group also for what its members had when they joined.
     """
     limit = Deadline(seconds)
-    found = _at_rest(lambda: _described(admin, group, limit), limit)
+    found = at_rest(lambda: _described(admin, group, limit), limit)
     if found is None:
         return Members(False, True, {})
     assigned = {
@@ -106,7 +109,7 @@ def describe_members(
     active = found.state not in WITHOUT_MEMBERS
     members = Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
     if kept and active and members.settled and found.type is not ConsumerGroupType.CONSUMER:
-        return _at_rest(lambda: _classic_members(admin, group, max(_PAUSE, limit.left()), members), limit)
+        return at_rest(lambda: _classic_members(admin, group, max(PAUSE, limit.left()), members), limit)
     return members
 
 
@@ -117,7 +120,7 @@ def _described(admin: ClusterAdmin, group: str, limit: Deadline) -> Any:
         [group], request_timeout=COORDINATOR_LIMIT_SECONDS
     )
     try:
-        return _answered(admin, futures[group], what, limit.left())
+        return answered(admin, futures[group], what, limit.left())
     except KafkaException as exception:
         if is_one_of(exception, {KafkaError.GROUP_ID_NOT_FOUND}):
             return None
@@ -161,31 +164,8 @@ def _places(told: Any, name: str) -> set[PhysicalPartition]:
     return {PhysicalPartition(p["topic"], number) for p in listed or () for number in p["partitions"]}
 
 
-COORDINATOR_LIMIT_SECONDS = 3600.0
-"""The client's own limit for a question to a group's coordinator; the caller stops waiting long before.
-
-librdkafka (2.16; its issue 4605) aborts the process if it has ended such a question by its own limit, and the
-coordinator comes back afterwards: a broker that restarts is enough. So the client must not end it. It may
-also wait for ever, and questions that follow wait with it: so the client goes with the question.
-"""
-
-
-def _answered(admin: ClusterAdmin, future: Future[Any], what: str, seconds: float) -> Any:
-    """Return a coordinator's answer.
-
-    Raises:
-        UnreachableError: none in time; the client is another one from then on. KafkaException: it refused.
-    """
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        admin.renew()
-        raise UnreachableError(f"could not {what}: no answer in time") from None
-
-
 _AT_A_TIME = 50
 _REBALANCE_SECONDS = 10.0
-_PAUSE = 0.1
 
 Positions = dict[PhysicalPartition, int]
 """The next offset that a group will read, by partition."""
@@ -206,30 +186,9 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
     return {group: positions for group, positions in found.items() if positions}
 
 
-def group_names(admin: ClusterAdmin, deadline: Deadline) -> list[str]:
-    """Return the names of all groups that brokers know: those with members or ordinary offsets.
-
-    Raises:
-        AuthorizationError: groups may be hidden from us.
-        KpsplitError: it is not certain that these are all.
-    """
-    names = sorted(g.group_id for g in _all(admin, deadline))
-    _check_none_is_hidden(admin, deadline)
-    return names
-
-
 def positions_of(admin: ClusterAdmin, group: str) -> Positions:
     """Return the ordinary committed offsets of one group; none if there is no such group."""
     return _positions(admin, [group]).get(group, {})
-
-
-def nearest_group(admin: ClusterAdmin, group: str, more: Iterable[str] = ()) -> str | None:
-    """Return the existing group whose name is most like this one, None if none is, or none may be seen."""
-    try:
-        names = {*(g.group_id for g in _listed(admin)), *more}
-    except KpsplitError:
-        names = set(more)
-    return next(iter(get_close_matches(group, sorted(names), n=1)), None)
 
 
 def delete_positions(connection: Connection, group: str, places: Collection[PhysicalPartition]) -> None:
@@ -342,19 +301,6 @@ def topics_of(state: PartitionState) -> set[str]:
     return {state.parent.topic, slots_topic(state.parent.topic), *(t.name for t in state.subtopics)}
 
 
-def _check_none_is_hidden(admin: ClusterAdmin, deadline: Deadline) -> None:
-    """Ask for a group that nobody has named: brokers leave out of their lists what we may not see.
-
-    Its name begins as no rights for a prefix do.
-    """
-    try:
-        describe_members(admin, f"~{uuid4().hex}", min(deadline.left(), ANSWER_SECONDS))
-    except AuthorizationError as error:
-        raise AuthorizationError(
-            f"missing {EVERY_GROUP}: groups that are hidden would be taken for drained", hint=RIGHTS_HINT
-        ) from error
-
-
 def readers_without_commit(
     admin: ClusterAdmin, committed: Collection[str], topics: Collection[str], deadline: Deadline
 ) -> list[str]:
@@ -368,58 +314,13 @@ def readers_without_commit(
     """
     found = []
     limit = Deadline(min(_REBALANCE_SECONDS, deadline.left()))
-    for group in _all(admin, deadline):
+    for group in every_group(admin, deadline):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
             deadline.check("the members of the consumer groups")
             while not (members := describe_members(admin, group.group_id)).settled and limit.left() > 0:
-                time.sleep(_PAUSE)
+                time.sleep(PAUSE)
             found += [group.group_id] if members.on(topics) else []
     return sorted(found)
-
-
-def _all(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
-    """Return every group of the cluster.
-
-    A broker lists the groups whose partition of ``__consumer_offsets`` it leads. Groups of a partition
-    without a leader are on no list, and no answer says so. So a list counts only if each partition had the
-    same leader before and after it.
-
-    Raises:
-        AuthorizationError: we may not see the leaders.
-        UnreachableError: a partition has no leader, or they do not come to rest.
-    """
-    limit = Deadline(min(ANSWER_SECONDS, deadline.left()))
-    while True:
-        leaders = _coordinators(admin, deadline)
-        listed = _at_rest(lambda: _listed(admin), limit)
-        if None not in leaders and _coordinators(admin, deadline) == leaders:
-            return listed
-        if limit.expired():
-            without = leaders.index(None) if None in leaders else None
-            why = "its leaders move" if without is None else f"its partition {without} has no leader"
-            raise UnreachableError(
-                f"groups may be hidden: {GROUPS_TOPIC} keeps them, and {why}",
-                hint="start its brokers, then retry",
-            )
-        time.sleep(_PAUSE)
-
-
-def _coordinators(admin: ClusterAdmin, deadline: Deadline) -> list[int | None]:
-    """Return the broker that coordinates the groups of each partition; empty: there was never a group."""
-    topic = admin.known(GROUPS_TOPIC, deadline)
-    return [partition.leader for partition in topic.partitions] if topic else []
-
-
-def _listed(admin: ClusterAdmin) -> list[Any]:
-    with translated("list the consumer groups"):
-        try:
-            future = admin.client.list_consumer_groups(request_timeout=ANSWER_SECONDS)
-            listed = future.result(ANSWER_SECONDS + 1)
-        except TimeoutError:
-            raise UnreachableError("could not list the consumer groups: no answer in time") from None
-    if listed.errors:
-        raise translate(error_of(listed.errors[0]), "list the consumer groups of every broker")
-    return list(listed.valid or [])
 
 
 def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
@@ -436,7 +337,7 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
             answers = ask_kafka_python(
                 admin.connection.properties,
                 "kpsplit-groups",
-                max(_PAUSE, limit.left()),
+                max(PAUSE, limit.left()),
                 lambda client: client.list_group_offsets(groups),
             )
         except NotExpressibleError:
@@ -445,22 +346,7 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
             raise _refused(what, error.kind, right="Describe") from None
         return {group: _known(offsets.items()) for group, offsets in answers.items()}
 
-    return _at_rest(ask, limit)
-
-
-def _at_rest(ask: Callable[[], T], limit: Deadline) -> T:
-    """Return what coordinators answer, asked again while one moves or reads its log, as one that starts does.
-
-    Raises:
-        KpsplitError: they refused, or did not come to rest in time.
-    """
-    while True:
-        try:
-            return ask()
-        except KpsplitError as error:
-            if not error.retriable or limit.left() <= _PAUSE:
-                raise
-        time.sleep(_PAUSE)
+    return at_rest(ask, limit)
 
 
 def _known(offsets: Iterable[tuple[Any, Any]]) -> Positions:
@@ -473,7 +359,7 @@ def _by_librdkafka(admin: ClusterAdmin, group: str) -> Positions:
         [ConsumerGroupTopicPartitions(group)], request_timeout=COORDINATOR_LIMIT_SECONDS
     )
     try:
-        answer = _answered(admin, futures[group], what, ANSWER_SECONDS)
+        answer = answered(admin, futures[group], what, ANSWER_SECONDS)
     except KafkaException as exception:
         if is_one_of(exception, {KafkaError.GROUP_ID_NOT_FOUND}):
             return {}

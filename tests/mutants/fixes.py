@@ -301,6 +301,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "return dict.fromkeys(places, *failed.values()) if failed else {}",
         STARTS + "test_slots_start_although_one_partition_of_the_offset_log_is_undecided",
     ),
+    (
+        "believe a list of groups without asking each coordinator",
+        "kafka.coordinators",
+        "            at_rest(partial(_ask_each, admin, len(leaders), limit), limit)\n",
+        "",
+        "unit/test_group_positions.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

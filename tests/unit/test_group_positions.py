@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +16,12 @@ from kafka.structs import OffsetAndMetadata
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
-from kpsplit.kafka import groups
+from kpsplit.kafka import coordinators, groups
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.coordinators import java_hash, made_up_groups, partition_of_hash
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.rights import GROUPS_TOPIC
 
 ADMIN: Any = SimpleNamespace(connection=SimpleNamespace(properties={}))
 Answers = Callable[..., list[Any]]
@@ -39,7 +42,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
             return question(client)
 
         monkeypatch.setattr(groups, "ask_kafka_python", ask)
-        monkeypatch.setattr(groups, "_PAUSE", 0.001)
+        monkeypatch.setattr(groups, "PAUSE", 0.001)
+        monkeypatch.setattr(coordinators, "PAUSE", 0.001)
         return asked
 
     return answer
@@ -62,9 +66,54 @@ class Coordinators:
         return answer
 
     def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
+        error = self._error() or KafkaError(KafkaError.GROUP_ID_NOT_FOUND)
+        return {name: refused(error) for name in names}
+
+
+@dataclass
+class OneThatDoesNotCoordinate:
+    """Brokers that coordinate three partitions of the groups, but one only after so many questions.
+
+    Until then its group is on no list, and no error says so. ``asked``: groups that are made up, at a time.
+    """
+
+    partition: int
+    silent_for: int
+    refusal: int = KafkaError.NOT_COORDINATOR
+    asked: list[list[str]] = field(default_factory=list)
+
+    @property
+    def client(self) -> OneThatDoesNotCoordinate:
+        return self
+
+    @property
+    def connection(self) -> Any:
+        return ADMIN.connection
+
+    def known(self, _topic: str, _deadline: Deadline) -> TopicFacts:
+        return TopicFacts(GROUPS_TOPIC, "id", (PartitionFacts(0, (0,), (0,)),) * 3)
+
+    def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
+        self.asked.append(names)
+        found = {name: refused(KafkaError(KafkaError.GROUP_ID_NOT_FOUND)) for name in names}
+        if len(self.asked) <= self.silent_for:
+            (kept_there,) = (n for n in names if partition_of_hash(java_hash(n), 3) == self.partition)
+            found[kept_there] = refused(KafkaError(self.refusal))
+        return found
+
+    def list_consumer_groups(self, **_: Any) -> Future[Any]:
+        groups_there = [SimpleNamespace(group_id="seen")]
+        if len(self.asked) > self.silent_for:
+            groups_there.append(SimpleNamespace(group_id="hidden"))
         answer: Future[Any] = Future()
-        answer.set_exception(KafkaException(self._error() or KafkaError(KafkaError.GROUP_ID_NOT_FOUND)))
-        return {names[0]: answer}
+        answer.set_result(SimpleNamespace(valid=groups_there, errors=[]))
+        return answer
+
+
+def refused(error: KafkaError) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_exception(KafkaException(error))
+    return answer
 
 
 def offsets(names: list[str]) -> dict[str, Any]:
@@ -115,10 +164,52 @@ def test_a_coordinator_that_reads_its_log_is_asked_again(
 ) -> None:
     """So a broker answers that has just started, also when it is asked for its list of groups."""
     answers()
-    coordinators = Coordinators(loads=3)
-    monkeypatch.setattr(groups, "_coordinators", lambda _, __: [0])
-    question(SimpleNamespace(client=coordinators, connection=ADMIN.connection), Deadline(30))
-    assert coordinators.loads < 0, "it was not asked until the log was read"
+    loading = Coordinators(loads=3)
+    monkeypatch.setattr(coordinators, "_leaders", lambda _, __: [0])
+    question(SimpleNamespace(client=loading, connection=ADMIN.connection), Deadline(30))
+    assert loading.loads < 0, "it was not asked until the log was read"
+
+
+def test_a_group_whose_coordinator_has_not_read_its_partition_is_waited_for(answers: Answers) -> None:
+    """A broker that does not coordinate a partition leaves its groups out of the list, without an error."""
+    answers()
+    brokers: Any = OneThatDoesNotCoordinate(partition=1, silent_for=2)
+    assert set(groups.committed_positions(brokers, Deadline(30))) == {"seen", "hidden"}
+    assert [len(names) for names in brokers.asked] == [3, 3, 3], "one question for all partitions"
+
+
+def test_groups_that_nobody_coordinates_are_not_taken_for_none(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it stays where a coordinator could not read its partition."""
+    answers()
+    monkeypatch.setattr(coordinators, "ANSWER_SECONDS", 0.05)
+    brokers: Any = OneThatDoesNotCoordinate(partition=2, silent_for=10**9)
+    with pytest.raises(UnreachableError, match=f"the groups of partition 2 of {GROUPS_TOPIC}"):
+        groups.committed_positions(brokers, Deadline(30))
+
+
+def test_groups_that_we_may_not_see_are_not_taken_for_none(answers: Answers) -> None:
+    answers()
+    brokers: Any = OneThatDoesNotCoordinate(0, 1, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(AuthorizationError, match="Describe on group"):
+        groups.committed_positions(brokers, Deadline(30))
+
+
+@pytest.mark.parametrize(
+    ("name", "partition"),
+    [("", 0), ("hello", 99162322 % 50), ("foobar", 1268878963 % 50), ("polygenelubricants", 0)],
+    ids=["empty", "hello", "negative", "the-least-number"],
+)
+def test_a_group_is_kept_where_the_hash_of_its_name_says(name: str, partition: int) -> None:
+    """By Java's String.hashCode, of which Kafka takes the amount; of the least number of all, 0."""
+    assert partition_of_hash(java_hash(name), 50) == partition
+
+
+@pytest.mark.parametrize("partitions", [0, 1, 50])
+def test_made_up_groups_are_kept_in_one_partition_each(partitions: int) -> None:
+    names = made_up_groups(partitions)
+    assert [partition_of_hash(java_hash(n), partitions) for n in names] == list(range(partitions))
 
 
 def test_librdkafka_is_asked_where_kafka_python_cannot_be_given_the_settings(

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
 
 from kpsplit.errors import AuthorizationError, UnreachableError
+from kpsplit.kafka.coordinators import _listed
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.groups import _listed
 
 MOVING = [
     KafkaError.NOT_COORDINATOR,

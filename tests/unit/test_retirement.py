@@ -20,7 +20,7 @@ from kpsplit.errors import (
     KpsplitError,
     UnreachableError,
 )
-from kpsplit.kafka import groups
+from kpsplit.kafka import coordinators, groups
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.key_range import WHOLE
@@ -227,7 +227,7 @@ class Rebalancing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int, owned: PhysicalPartition) -> None:
         self._left, self._owned = looks, owned
         group = SimpleNamespace(group_id="new", state=ConsumerGroupState.PREPARING_REBALANCING)
-        monkeypatch.setattr(groups, "_all", lambda *_: [group])
+        monkeypatch.setattr(groups, "every_group", lambda *_: [group])
         monkeypatch.setattr(groups, "describe_members", self._described)
         monkeypatch.setattr(groups.time, "sleep", lambda _: None)
 
@@ -254,24 +254,26 @@ def test_a_group_that_does_not_come_to_rest_counts_as_a_reader(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("leaders", "lists"),
-    [([[0, 1], [0, 1]], 1), ([[0, None], [0, 1], [0, 1]], 2), ([[0, 1], [1, 1], [1, 1], [1, 1]], 2), ([], 1)],
+    [([[0, 1], [0, 1]], 1), ([[0, None], [0, 1], [0, 1]], 1), ([[0, 1], [1, 1], [1, 1], [1, 1]], 2), ([], 1)],
 )
 def test_a_list_of_groups_counts_where_the_same_coordinators_are_there_before_and_after_it(
     monkeypatch: pytest.MonkeyPatch, leaders: list[list[int | None]], lists: int
 ) -> None:
     told, listed = iter(leaders), []
-    monkeypatch.setattr(groups, "_coordinators", lambda *_: next(told, []))
-    monkeypatch.setattr(groups, "_listed", lambda _: listed.append(1) or [f"list {len(listed)}"])
-    assert groups._all(cast(Any, None), Deadline(60)) == [f"list {lists}"]
+    monkeypatch.setattr(coordinators, "_leaders", lambda *_: next(told, []))
+    monkeypatch.setattr(coordinators, "_ask_each", lambda *_: None)
+    monkeypatch.setattr(coordinators, "_listed", lambda _: listed.append(1) or [f"list {len(listed)}"])
+    assert coordinators.every_group(cast(Any, None), Deadline(60)) == [f"list {lists}"]
     assert next(told, None) is None
 
 
 def test_groups_whose_coordinators_do_not_come_to_rest_may_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     leaders = itertools.count()
-    monkeypatch.setattr(groups, "_coordinators", lambda *_: [next(leaders)])
-    monkeypatch.setattr(groups, "_listed", lambda _: [])
+    monkeypatch.setattr(coordinators, "_leaders", lambda *_: [next(leaders)])
+    monkeypatch.setattr(coordinators, "_ask_each", lambda *_: None)
+    monkeypatch.setattr(coordinators, "_listed", lambda _: [])
     with pytest.raises(UnreachableError, match="its leaders move"):
-        groups._all(cast(Any, None), Deadline(0.2))
+        coordinators.every_group(cast(Any, None), Deadline(0.2))
 
 
 class WithoutOffsetLog(ClusterAdmin):
