@@ -23,6 +23,9 @@ T = TypeVar("T")
 PAUSE = 0.1
 """Between two questions."""
 
+QUESTION_SECONDS = 1.0
+"""With less time left no question is asked again: it would be reported as one that was not answered."""
+
 COORDINATOR_LIMIT_SECONDS = 3600.0
 """The client's own limit for a question to a group's coordinator; the caller stops waiting long before.
 
@@ -55,9 +58,13 @@ def at_rest(ask: Callable[[], T], limit: Deadline) -> T:
         try:
             return ask()
         except KpsplitError as error:
-            if not error.retriable or limit.left() <= PAUSE:
+            if not error.retriable or not _may_ask_again(limit):
                 raise
         time.sleep(PAUSE)
+
+
+def _may_ask_again(limit: Deadline) -> bool:
+    return limit.left() > PAUSE + QUESTION_SECONDS
 
 
 def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
@@ -80,7 +87,7 @@ def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
             listed = at_rest(lambda: _listed(admin), limit)
             if _leaders(admin, deadline) == leaders:
                 return listed
-        if limit.left() <= PAUSE:
+        if not _may_ask_again(limit):
             without = leaders.index(None) if None in leaders else None
             why = "its leaders move" if without is None else f"its partition {without} has no leader"
             raise UnreachableError(

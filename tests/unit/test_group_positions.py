@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -168,6 +169,33 @@ def test_a_coordinator_that_reads_its_log_is_asked_again(
     monkeypatch.setattr(coordinators, "_leaders", lambda _, __: [0])
     question(SimpleNamespace(client=loading, connection=ADMIN.connection), Deadline(30))
     assert loading.loads < 0, "it was not asked until the log was read"
+
+
+class Slow(Coordinators):
+    """Answers take a moment. ``renewed``: the client was thrown away."""
+
+    renewed = False
+
+    @property
+    def client(self) -> Slow:
+        return self
+
+    def renew(self) -> None:
+        self.renewed = True
+
+    def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
+        error = KafkaException(self._error() or KafkaError(KafkaError.GROUP_ID_NOT_FOUND))
+        answer: Future[Any] = Future()
+        threading.Timer(0.3, answer.set_exception, [error]).start()
+        return dict.fromkeys(names, answer)
+
+
+def test_a_coordinator_that_reads_its_log_all_along_is_not_taken_for_one_that_is_silent() -> None:
+    """No question is asked for whose answer there is no time."""
+    brokers: Any = Slow(loads=10**9)
+    with pytest.raises(UnreachableError, match="oad in progress"):
+        groups.describe_members(brokers, "billing", 1.35)
+    assert not brokers.renewed
 
 
 def test_a_group_whose_coordinator_has_not_read_its_partition_is_waited_for(answers: Answers) -> None:
