@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate, translated
-from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC
+from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC, LIST_GROUPS
 
 T = TypeVar("T")
 
@@ -67,6 +68,9 @@ def _may_ask_again(limit: Deadline) -> bool:
     return limit.left() > PAUSE + QUESTION_SECONDS
 
 
+_HIDDEN = "groups that are hidden would be taken for drained"
+
+
 def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
     """Return every group of the cluster.
 
@@ -76,9 +80,10 @@ def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
     it, and each partition had the same leader before and after.
 
     Raises:
-        AuthorizationError: we may not see the leaders, or a group.
+        AuthorizationError: we may not see the leaders, or a group may be hidden from us.
         UnreachableError: a partition has no leader or no coordinator, or they do not come to rest.
     """
+    _check_none_is_denied(admin)
     limit = Deadline(min(ANSWER_SECONDS, deadline.left()))
     while True:
         leaders = _leaders(admin, deadline)
@@ -95,6 +100,18 @@ def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
                 hint="start its brokers, then retry",
             )
         time.sleep(PAUSE)
+
+
+def _check_none_is_denied(admin: ClusterAdmin) -> None:
+    """Ask for the right with which brokers list every group.
+
+    Without it they leave out, one by one, those that we may not describe: a rule that denies one group is
+    seen in no answer about another.
+    """
+    future = admin.client.describe_cluster(include_authorized_operations=True, request_timeout=ANSWER_SECONDS)
+    allowed = admin.answer(future, "describe the cluster").authorized_operations
+    if AclOperation.DESCRIBE not in (allowed or ()):
+        raise AuthorizationError(f"missing {LIST_GROUPS}: {_HIDDEN}", hint=RIGHTS_HINT)
 
 
 def _ask_each(admin: ClusterAdmin, partitions: int, limit: Deadline) -> None:
@@ -118,10 +135,7 @@ def _ask_each(admin: ClusterAdmin, partitions: int, limit: Deadline) -> None:
             if is_one_of(exception, {KafkaError.GROUP_ID_NOT_FOUND}):
                 continue
             if is_one_of(exception, {KafkaError.GROUP_AUTHORIZATION_FAILED}):
-                raise AuthorizationError(
-                    f"missing {EVERY_GROUP}: groups that are hidden would be taken for drained",
-                    hint=RIGHTS_HINT,
-                ) from exception
+                raise AuthorizationError(f"missing {EVERY_GROUP}: {_HIDDEN}", hint=RIGHTS_HINT) from exception
             raise translate(error_of(exception), what) from exception
 
 

@@ -67,6 +67,9 @@ class Right:
 GROUPS_TOPIC = "__consumer_offsets"
 """Kafka's own: groups with their ordinary offsets. The leader of a partition coordinates its groups."""
 
+LIST_GROUPS = Right(Resource.CLUSTER, "kafka-cluster", False, Operation.DESCRIBE)
+"""With it brokers list all groups, without it only those that we may describe."""
+
 EVERY_GROUP = Right(Resource.GROUP, "", True, Operation.DESCRIBE)
 """To see how far groups have read, before a sub-topic is deleted."""
 
@@ -137,7 +140,8 @@ def _operator(topic: str) -> tuple[Right, ...]:
         _claiming(topic),
         EVERY_GROUP,
         *_on(Resource.TOPIC, GROUPS_TOPIC, Operation.DESCRIBE),
-        *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER),
+        LIST_GROUPS,
+        *_on(Resource.CLUSTER, LIST_GROUPS.name, Operation.ALTER),
     )
 
 

@@ -143,17 +143,19 @@ class AccessLists:
         ]
         self._admin = self._admins[0]
 
-    def give(self, user: str, rights: Iterable[Right]) -> None:
-        """Allow a user these."""
-        wanted = [_binding(user, right) for right in rights]
+    def give(
+        self, user: str, rights: Iterable[Right], kind: AclPermissionType = AclPermissionType.ALLOW
+    ) -> None:
+        """Allow a user these, or deny them."""
+        wanted = [_binding(user, right, kind) for right in rights]
         for future in self._admin.create_acls(wanted).values():
             future.result(SECONDS)
         for binding in wanted:
             self._wait_until(_filter(binding), 1)
 
-    def take(self, user: str, right: Right) -> None:
-        """Allow it no more."""
-        wanted = _filter(_binding(user, right))
+    def take(self, user: str, right: Right, kind: AclPermissionType = AclPermissionType.ALLOW) -> None:
+        """Allow it no more, or deny it no more."""
+        wanted = _filter(_binding(user, right, kind))
         for future in self._admin.delete_acls([wanted]).values():
             assert len(future.result(SECONDS)) == 1, f"{right} was not there"
         self._wait_until(wanted, 0)
@@ -173,7 +175,7 @@ def _filter(b: AclBinding) -> AclBindingFilter:
     )
 
 
-def _binding(user: str, right: Right) -> AclBinding:
+def _binding(user: str, right: Right, kind: AclPermissionType) -> AclBinding:
     everything = right.prefixed and not right.name
     return AclBinding(
         _TYPES[right.resource],
@@ -182,5 +184,5 @@ def _binding(user: str, right: Right) -> AclBinding:
         f"User:{user}",
         "*",
         AclOperation[right.operation.name],
-        AclPermissionType.ALLOW,
+        kind,
     )

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka import Consumer as PlainConsumer
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AclPermissionType, AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
@@ -18,10 +19,10 @@ from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.partition_state import Phase
+from kpsplit.splitter.partition_state import Phase, SubTopicState
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, group_ids, slots_topic
-from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
+from kpsplit.splitter.rights import LIST_GROUPS, Operation, Resource, Right, Role, rights_for, takeover_rights
 from tests.broker.consuming import wait_for
 from tests.broker.guarded import (
     ADMIN,
@@ -96,6 +97,7 @@ def test_a_right_that_a_producer_lacks_fails_its_records(guarded: Guarded, right
         send(producer, "with the right again")
 
 
+ALTER_CLUSTER = Right(Resource.CLUSTER, LIST_GROUPS.name, False, Operation.ALTER)
 LATER = (Operation.CREATE, Operation.ALTER)
 """For `kpsplit init`, new slots and sub-topics; for leaders that move, of which one broker has none."""
 
@@ -108,7 +110,8 @@ LATER = (Operation.CREATE, Operation.ALTER)
 def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
     guarded: Guarded, operations: Admin, right: Right
 ) -> None:
-    with Producer(guarded.client("producer")) as producer:
+    also = ALTER_CLUSTER if right == LIST_GROUPS else None  # that one brings Describe with it
+    with Producer(guarded.client("producer")) as producer, without(guarded, Role.OPERATOR, also):
         send(producer, str(right))
         with without(guarded, Role.OPERATOR, right), pytest.raises(AuthorizationError) as refused:
             with Admin(Connection(guarded.client("operator"))) as lacking:
@@ -118,6 +121,36 @@ def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
         state = operations.view().state(PARENT)
         assert state is not None and (state.phase, state.attempt) == (Phase.STEADY, None)
         send(producer, "still")
+
+
+def test_retire_deletes_nothing_while_a_group_is_denied_to_the_operator(
+    guarded: Guarded, operations: Admin
+) -> None:
+    """Without Describe on the cluster brokers would leave it out of their lists."""
+    merge_all(operations)
+    operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+    with Producer(guarded.client("producer")) as producer:
+        send(producer, "unread by a group that is denied")
+    merge_all(operations)
+    name = state_of(operations, PARENT).subtopics[-1].name
+    secret, describe = "secret", Right(Resource.GROUP, "secret", False, Operation.DESCRIBE)
+    reader = PlainConsumer({**guarded.client(ADMIN), "group.id": secret})
+    reader.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
+    reader.close()
+    lists = AccessLists(guarded)
+    lists.give(Role.OPERATOR.value, [describe], AclPermissionType.DENY)
+    try:
+        with without(guarded, Role.OPERATOR, ALTER_CLUSTER), without(guarded, Role.OPERATOR, LIST_GROUPS):
+            with pytest.raises(AuthorizationError, match=f"missing {LIST_GROUPS}"):
+                operations.retire(PARENT)
+        with pytest.raises(AuthorizationError, match="Describe on the group"):
+            operations.retire(PARENT)
+    finally:
+        lists.take(Role.OPERATOR.value, describe, AclPermissionType.DENY)
+    assert operations.plan_retire(PARENT).kept[name].startswith(f"group {secret} stands at 0")
+    assert state_of(operations, PARENT).subtopic(name).state is SubTopicState.SEALED
+    admin = AdminClient(guarded.client(ADMIN))
+    admin.delete_consumer_groups([secret])[secret].result(30)
 
 
 SHORT_PAUSE_MS = 5_000

@@ -308,6 +308,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_group_positions.py",
     ),
+    (
+        "believe a list from which a rule may hide groups",
+        "kafka.coordinators",
+        "    _check_none_is_denied(admin)\n",
+        "",
+        "unit/test_group_positions.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

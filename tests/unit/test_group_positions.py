@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation
 from kafka import TopicPartition
 from kafka.errors import GroupAuthorizationFailedError, NotCoordinatorError, UnknownError
 from kafka.structs import OffsetAndMetadata
@@ -25,6 +26,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import GROUPS_TOPIC
 
 ADMIN: Any = SimpleNamespace(connection=SimpleNamespace(properties={}))
+ALLOWED = SimpleNamespace(authorized_operations=[AclOperation.DESCRIBE])
 Answers = Callable[..., list[Any]]
 
 
@@ -60,6 +62,9 @@ class Coordinators:
         self.loads -= 1
         return KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS) if self.loads >= 0 else None
 
+    def describe_cluster(self, **_: Any) -> Any:
+        return ALLOWED
+
     def list_consumer_groups(self, **_: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         error = self._error()
@@ -82,6 +87,7 @@ class OneThatDoesNotCoordinate:
     silent_for: int
     refusal: int = KafkaError.NOT_COORDINATOR
     asked: list[list[str]] = field(default_factory=list)
+    allowed: tuple[AclOperation, ...] = (AclOperation.DESCRIBE,)
 
     @property
     def client(self) -> OneThatDoesNotCoordinate:
@@ -90,6 +96,13 @@ class OneThatDoesNotCoordinate:
     @property
     def connection(self) -> Any:
         return ADMIN.connection
+
+    def describe_cluster(self, *, include_authorized_operations: bool, **_: Any) -> Any:
+        assert include_authorized_operations
+        return SimpleNamespace(authorized_operations=self.allowed)
+
+    def answer(self, cluster: Any, _what: str) -> Any:
+        return cluster
 
     def known(self, _topic: str, _deadline: Deadline) -> TopicFacts:
         return TopicFacts(GROUPS_TOPIC, "id", (PartitionFacts(0, (0,), (0,)),) * 3)
@@ -167,7 +180,8 @@ def test_a_coordinator_that_reads_its_log_is_asked_again(
     answers()
     loading = Coordinators(loads=3)
     monkeypatch.setattr(coordinators, "_leaders", lambda _, __: [0])
-    question(SimpleNamespace(client=loading, connection=ADMIN.connection), Deadline(30))
+    admin = SimpleNamespace(client=loading, connection=ADMIN.connection, answer=lambda found, _: found)
+    question(admin, Deadline(30))
     assert loading.loads < 0, "it was not asked until the log was read"
 
 
@@ -221,6 +235,17 @@ def test_groups_that_we_may_not_see_are_not_taken_for_none(answers: Answers) -> 
     answers()
     brokers: Any = OneThatDoesNotCoordinate(0, 1, KafkaError.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match="Describe on group"):
+        groups.committed_positions(brokers, Deadline(30))
+
+
+@pytest.mark.parametrize("allowed", [(), (AclOperation.CREATE,)], ids=["nothing", "not-to-describe"])
+def test_no_list_of_groups_counts_without_the_right_to_see_those_that_are_denied(
+    answers: Answers, allowed: tuple[AclOperation, ...]
+) -> None:
+    """Brokers leave out a group that a rule denies, and answer for every other one."""
+    answers()
+    brokers: Any = OneThatDoesNotCoordinate(0, 0, allowed=allowed)
+    with pytest.raises(AuthorizationError, match="missing Describe on cluster kafka-cluster"):
         groups.committed_positions(brokers, Deadline(30))
 
 

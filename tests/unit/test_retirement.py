@@ -260,6 +260,7 @@ def test_a_list_of_groups_counts_where_the_same_coordinators_are_there_before_an
     monkeypatch: pytest.MonkeyPatch, leaders: list[list[int | None]], lists: int
 ) -> None:
     told, listed = iter(leaders), []
+    monkeypatch.setattr(coordinators, "_check_none_is_denied", lambda _: None)
     monkeypatch.setattr(coordinators, "_leaders", lambda *_: next(told, []))
     monkeypatch.setattr(coordinators, "_ask_each", lambda *_: None)
     monkeypatch.setattr(coordinators, "_listed", lambda _: listed.append(1) or [f"list {len(listed)}"])
@@ -269,6 +270,7 @@ def test_a_list_of_groups_counts_where_the_same_coordinators_are_there_before_an
 
 def test_groups_whose_coordinators_do_not_come_to_rest_may_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     leaders = itertools.count()
+    monkeypatch.setattr(coordinators, "_check_none_is_denied", lambda _: None)
     monkeypatch.setattr(coordinators, "_leaders", lambda *_: [next(leaders)])
     monkeypatch.setattr(coordinators, "_ask_each", lambda *_: None)
     monkeypatch.setattr(coordinators, "_listed", lambda _: [])

@@ -29,7 +29,7 @@ def command(call: Call, topic: str, group: str | None, expired: bool, dry_run: b
 
     Brokers forget a group that has had no members for offsets.retention.minutes (7 days by default); its
     range commits stay until you remove them. --expired does so for all such groups. It takes the right to
-    describe every group, so that none is taken for gone that is only hidden.
+    describe the cluster and every group, so that none is taken for gone that is only hidden.
     """
     if (group is None) != expired:
         raise click.UsageError("give either --group NAME or --expired")

@@ -23,7 +23,7 @@ def command(call: Call, subject: tuple[str, int | None], group: str | None) -> N
     While the group is in rebalance, a range without an owner waits for its end.
 
     Without --group: a line for each group that has commits or members in the topic. That takes the right to
-    describe every group.
+    describe the cluster and every group.
     """
     from kpsplit.admin_cli.render.status import draw_groups, progress_json, show_progress
 

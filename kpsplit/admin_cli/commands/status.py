@@ -31,7 +31,7 @@ def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, int
 
     Without an argument: all enrolled topics. With a partition: its details, and what each group that has
     committed there still has to read of closed segments. That takes up to 6 s, and the right to describe
-    every group.
+    the cluster and every group.
     """
     topic, partition = subject or (None, None)
     with call.operations() as operations:
