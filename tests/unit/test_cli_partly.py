@@ -1,0 +1,42 @@
+"""What a verb says was changed when it ends in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.commands import forget
+from kpsplit.control.seeking import Forgettable
+from kpsplit.errors import ConflictError, KpsplitError
+
+
+def error_of(monkeypatch: pytest.MonkeyPatch, operations: Any, command: Any, *arguments: str) -> KpsplitError:
+    @contextmanager
+    def opened(_: Call) -> Iterator[Any]:
+        yield operations
+
+    monkeypatch.setattr(Call, "operations", opened)
+    error = CliRunner().invoke(command, [*arguments, "--yes"]).exception
+    assert isinstance(error, KpsplitError), error
+    return error
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_groups_that_are_forgotten_stay_so_when_the_next_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    left = [Forgettable(name, "orders", (), ()) for name in ("first", "second")]
+
+    def forget_group(one: Forgettable) -> None:
+        if one is left[done]:
+            raise ConflictError(f"group {one.group} has committed meanwhile on orders", hint="retry")
+
+    operations = SimpleNamespace(plan_forget_expired=lambda _: left, forget_group=forget_group)
+    error = error_of(monkeypatch, operations, forget.command, "orders", "--expired")
+    assert (error.changed, error.hint) == (bool(done), "retry")
