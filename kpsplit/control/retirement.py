@@ -192,15 +192,18 @@ class Retirement:
         state = self._log.claim(deadline, unchanged)
         unchanged(state)
         deleted: list[str] = []
+        changed = False
         for subtopic in going:
             if subtopic.state is not SubTopicState.RETIRED:
-                with behind_a_change(done=bool(deleted)):
+                with behind_a_change(done=changed):
                     state = self._log.record(state, Retire(subtopic.name), deadline)
+                changed = True
                 self._observe(StepDone("Retire", 0.0, subtopic.name))
             with behind_a_change(f"run again: kpsplit retire {state.parent}"):
                 if self._deleted(state, subtopic, deadline):
                     self._observe(StepDone("Delete", 0.0, subtopic.name))
                     deleted.append(subtopic.name)
+                    changed = True
         return deleted
 
     def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:

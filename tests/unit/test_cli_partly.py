@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from kpsplit.admin_cli.call import Call
-from kpsplit.admin_cli.commands import forget
+from kpsplit.admin_cli.commands import forget, retire
 from kpsplit.control.seeking import Forgettable
 from kpsplit.errors import ConflictError, KpsplitError
+from kpsplit.splitter.driver import StepDone
 
 
 def error_of(monkeypatch: pytest.MonkeyPatch, operations: Any, command: Any, *arguments: str) -> KpsplitError:
@@ -40,3 +41,17 @@ def test_groups_that_are_forgotten_stay_so_when_the_next_one_is_refused(
     operations = SimpleNamespace(plan_forget_expired=lambda _: left, forget_group=forget_group)
     error = error_of(monkeypatch, operations, forget.command, "orders", "--expired")
     assert (error.changed, error.hint) == (bool(done), "retry")
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_sub_topic_that_is_recorded_as_retired_and_not_deleted_is_a_change(
+    monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    def retires(*_: Any, observer: Any, **__: Any) -> list[str]:
+        if recorded:
+            observer(StepDone("Retire", 0.0, "orders.split-3-1"))
+        observer(StepDone("Keep", 0.0, "orders.split-3-1: it holds records"))
+        return []
+
+    error = error_of(monkeypatch, SimpleNamespace(retire=retires), retire.command, "orders/3")
+    assert error.changed is recorded

@@ -16,7 +16,7 @@ from kpsplit.control.facts import OpenTransaction
 from kpsplit.control.own_topics import own_topics, topic_config
 from kpsplit.control.plans import Sample
 from kpsplit.control.preconditions import LogFacts
-from kpsplit.errors import CheckFailedError, FutureVersionError
+from kpsplit.errors import CheckFailedError, FutureVersionError, UnreachableError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ACKNOWLEDGEMENT, ControlView, Registrations
 from kpsplit.splitter.key_range import WHOLE
@@ -331,6 +331,27 @@ def test_nobody_is_asked_to_remove_the_registration_of_a_producer_that_may_run()
         examination.forget(session, findings.set_aside)
     closed = with_registrations(replace(READY, closed=True), **{READY.key.decode(): "no JSON"})
     assert [r.check for r in closed.set_aside] == ["garbage"]
+
+
+def test_what_was_removed_in_one_partition_is_a_change_when_the_next_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = [SetAside("garbage", "__kpsplit.offsets", "", partition, b"bad") for partition in (1, 2)]
+    monkeypatch.setattr(examination, "examine", lambda *_: SimpleNamespace(set_aside=records))
+
+    def write_all(_topic: str, _records: Any, _deadline: Any, *, partition: int) -> None:
+        if partition == 2:
+            raise UnreachableError("no leader")
+
+    session: Any = SimpleNamespace(
+        begin=lambda: Deadline(10), admin=None, writer=lambda: SimpleNamespace(write_all=write_all)
+    )
+    with pytest.raises(UnreachableError) as caught:
+        examination.forget(session, records)
+    assert caught.value.changed is True
+    with pytest.raises(UnreachableError) as caught:
+        examination.forget(session, records[1:])
+    assert caught.value.changed is False
 
 
 def test_a_record_of_a_newer_format_over_a_registration_is_forged_and_is_not_removed() -> None:

@@ -15,6 +15,7 @@ from kpsplit.clock import Deadline
 from kpsplit.control.retirement import Retirement
 from kpsplit.errors import (
     AuthorizationError,
+    CheckFailedError,
     ConflictError,
     DeadlineExceededError,
     KpsplitError,
@@ -83,6 +84,25 @@ def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
         retirement.run(force=False, deadline=Deadline(10))
     assert len(runner.retired) == 1
     assert caught.value.changed is True
+
+
+def test_a_retirement_that_is_recorded_is_a_change_though_nothing_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = Runner(times=1)
+    facts = TopicFacts("", "id", (PartitionFacts(0, (0,), (0,)),) * 2)
+    admin = SimpleNamespace(certain=lambda names, _: dict.fromkeys(names, facts))
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None)
+    subtopics = SimpleNamespace(check_rights=lambda *_: None, is_empty=lambda _: True, delete_empty=kept_back)
+    monkeypatch.setattr(retirement, "_subtopics", subtopics)
+    with pytest.raises(DeadlineExceededError) as caught:
+        retirement.run(force=False, deadline=Deadline(10))
+    assert len(runner.retired) == 1
+    assert caught.value.changed is True
+
+
+def kept_back(name: str, _deadline: Any) -> bool:
+    raise CheckFailedError(f"topic {name} is not deleted: it holds records")
 
 
 def test_all_that_is_left_over_is_retired() -> None:

@@ -16,7 +16,8 @@ from kpsplit.splitter.lineage import PhysicalPartition
 if TYPE_CHECKING:
     from rich.console import Console
 
-KEEP = "Keep"
+KEEP, CHANGES = "Keep", ("Retire", "Delete")
+"""Names of steps."""
 
 
 @click.command("retire", cls=VerbCommand)
@@ -55,8 +56,11 @@ def command(
     warning = " even if they are not drained" if force else ""
     call.confirm(f"Delete the emptied sub-topics of {partition}{warning}?", yes)
     kept: dict[str, str] = {}
+    changed = False
 
     def observe(step: StepDone) -> None:
+        nonlocal changed
+        changed = changed or step.name in CHANGES
         if step.name == KEEP:
             name, _, reason = step.detail.partition(": ")
             kept[name] = reason
@@ -71,7 +75,7 @@ def command(
         raise CheckFailedError(
             f"{len(kept)} of {len(kept) + len(deleted)} sub-topics of {partition} had to be kept",
             hint="let the groups read on, or move them with kpsplit seek; then run it again",
-            changed=bool(deleted),  # some may be gone although others were kept
+            changed=changed,  # some may be retired although others were kept
         )
 
 
