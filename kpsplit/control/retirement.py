@@ -94,15 +94,14 @@ class Retirement:
         state = self._resting(self._log.peek(deadline))
         found = self._look(state, force, deadline)
         for name, reason in found.kept.items():
-            self._observe(StepDone("Keep", 0.0, f"{name}: {reason}"))
+            self._keep(name, reason)
         if found.kept and not found.going:
-            name, reason = next(iter(found.kept.items()))
-            raise CheckFailedError(
-                f"nothing was retired: {name}: {reason}",
-                hint="let the group read on, kpsplit seek or kpsplit forget it, or go on with --force",
-            )
+            raise _nothing_retired(found.kept)
         going = [t for t in state.subtopics if t.name in found.going]
-        return self._delete(going, state, deadline) if going else []
+        return self._delete(going, state, force, deadline) if going else []
+
+    def _keep(self, name: str, reason: str) -> None:
+        self._observe(StepDone("Keep", 0.0, f"{name}: {reason}"))
 
     def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
         candidates = [*state.to_retire(), *self._left_over(state)]
@@ -181,7 +180,10 @@ class Retirement:
         left = undrained(ends, self._admin.start_offsets(ends), positions)
         return [replace(item, note=_note(item, fold, state)) for item in left]
 
-    def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:
+    def _delete(
+        self, going: list[SubTopic], before: PartitionState, force: bool, deadline: Deadline
+    ) -> list[str]:
+        """Claim, and retire; the readers are looked at again, because a claim may wait for its turn."""
         self._subtopics.check_rights(before.parent, {t.name for t in going} - self._gone)
 
         def unchanged(now: PartitionState) -> bool:
@@ -192,10 +194,16 @@ class Retirement:
         state = self._log.claim(deadline, unchanged)
         unchanged(state)
         deleted: list[str] = []
+        kept: dict[str, str] = {}
         changed = False
         for subtopic in going:
             if subtopic.state is not SubTopicState.RETIRED:
                 with behind_a_change(done=changed):
+                    reason = None if force else self._readers(state, subtopic, force, deadline)
+                    if reason is not None:
+                        kept[subtopic.name] = reason
+                        self._keep(subtopic.name, reason)
+                        continue
                     state = self._log.record(state, Retire(subtopic.name), deadline)
                 changed = True
                 self._observe(StepDone("Retire", 0.0, subtopic.name))
@@ -204,6 +212,8 @@ class Retirement:
                     self._observe(StepDone("Delete", 0.0, subtopic.name))
                     deleted.append(subtopic.name)
                     changed = True
+        if kept and not changed:
+            raise _nothing_retired(kept)
         return deleted
 
     def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
@@ -219,9 +229,17 @@ class Retirement:
                 return there or subtopic.state is not SubTopicState.RETIRED
             self._subtopics.delete_empty(subtopic.name, deadline)
         except CheckFailedError as error:
-            self._observe(StepDone("Keep", 0.0, f"{subtopic.name}: {error.message}"))
+            self._keep(subtopic.name, error.message)
             return False
         return True
+
+
+def _nothing_retired(kept: Mapping[str, str]) -> CheckFailedError:
+    name, reason = next(iter(kept.items()))
+    return CheckFailedError(
+        f"nothing was retired: {name}: {reason}",
+        hint="let the group read on, kpsplit seek or kpsplit forget it, or go on with --force",
+    )
 
 
 def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:

@@ -158,13 +158,16 @@ class Seeker:
         """Write the range commit and the ordinary offsets, in one transaction.
 
         Raises:
-            ConflictError: a member has joined meanwhile; if ``changed``, it may go on from where it stood.
+            ConflictError: a member has joined meanwhile, or a sub-topic that is to be read was retired; if
+                ``changed``, the member may go on from where it stood, or its records are not read.
             UnknownOutcomeError: look at the offsets.
         """
         parent, cursor = seek.state.parent, seek.cursor
         deadline = self._session.begin()
-        if self._session.state(parent, deadline).epoch != seek.state.epoch:
+        now = self._session.state(parent, deadline)
+        if now.epoch != seek.state.epoch:
             raise ConflictError(f"{parent} was split or merged meanwhile", hint="retry")
+        _refuse_retired(seek, now, hint="retry")
         fold = range_commits(self._admin, [parent], deadline, seek.group)
         positions = {segment: Position(at) for segment, at in cursor.positions.items()}
         by = self._session.operator
@@ -179,6 +182,9 @@ class Seeker:
         writer.commit([record], stale, offsets, nobody, deadline)
         with behind_a_change():
             self._refuse_active(seek.group, parent.topic, changed=True)
+            # A retirement that looked before the transaction was written has not seen it.
+            hint = f"the group is moved; look at: kpsplit offsets --group {seek.group} {parent.topic}"
+            _refuse_retired(seek, self._session.state(parent, deadline), hint=hint)
 
     def plan_forget(self, group: str, topic: str) -> Forgettable:
         return self._forgettable(group, topic, self._session.begin())
@@ -283,6 +289,15 @@ class Seeker:
                 changed=True,
             )
         raise ConflictError(f"group {group} has active members on {topic}", hint="stop them, then retry")
+
+
+def _refuse_retired(seek: Seek, now: PartitionState, *, hint: str) -> None:
+    """Raise ConflictError if a sub-topic was retired since the plan whose records the seek goes to."""
+    retired = now.retired() - seek.state.retired()
+    lineage = seek.state.lineage
+    unread = {lineage.get(segment).source.topic for segment in seek.cursor.pending(lineage)}
+    if lost := sorted(retired & unread):
+        raise ConflictError(f"{lost[0]} was retired meanwhile: its records are gone", hint=hint)
 
 
 def _committed(fold: CommitFold, group: str, topic: str, states: Iterable[PartitionState]) -> Forgettable:

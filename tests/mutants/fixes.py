@@ -315,6 +315,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_group_positions.py",
     ),
+    (
+        "retire by what groups had read before the claim",
+        "control.retirement",
+        "reason = None if force else self._readers(state, subtopic, force, deadline)",
+        "reason = None",
+        "unit/test_retirement.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

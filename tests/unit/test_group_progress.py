@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from kpsplit.clock import Deadline
-from kpsplit.control.seeking import Seeker, SeekTarget, Whence, cursor_at
+from kpsplit.control import seeking
+from kpsplit.control.seeking import Seek, Seeker, SeekTarget, Whence, cursor_at
 from kpsplit.control.status import Basis, Remaining, group_drains, owners, progress_of
-from kpsplit.errors import DeadlineExceededError
+from kpsplit.errors import ConflictError, DeadlineExceededError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import SubTopicState
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.samples import PARENT, life, phantom
@@ -170,6 +172,39 @@ def test_a_seek_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(
         with pytest.raises(DeadlineExceededError, match="to agree"):
             seeker.plan("g", PARENT, LEFT, target, True)
     assert retired.name not in asked and len(asked) == len(state.subtopics) - 1
+
+
+RETIRED = replace(
+    LIFE.merged,
+    subtopics=(replace(LIFE.merged.subtopics[0], state=SubTopicState.RETIRED), *LIFE.merged.subtopics[1:]),
+)
+
+
+@pytest.mark.parametrize("looks", [(LIFE.merged, LIFE.merged), (LIFE.merged, RETIRED), (RETIRED, RETIRED)])
+def test_a_seek_says_that_a_sub_topic_was_retired_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, looks: tuple[PartitionState, PartitionState]
+) -> None:
+    """Before the transaction, and after it: a retirement that began earlier may not have seen it."""
+    states, written = list(looks), list[object]()
+    monkeypatch.setattr(seeking, "range_commits", lambda *_: CommitFold())
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(10), state=lambda *_: states.pop(0), operator="operator"
+    )
+    seeker._admin = SimpleNamespace(start_offsets=lambda _: {})
+    seeker._refuse_active = lambda *_, **__: None
+    seeker._writer = lambda *_: SimpleNamespace(commit=lambda *record: written.append(record))
+    cursor = Cursor(LEFT, {0: 5})
+    seek = Seek("g", LIFE.merged, SeekTarget(Whence.EARLIEST), cursor)
+    if RETIRED not in looks:
+        seeker.carry_out(seek)
+    else:
+        with pytest.raises(
+            ConflictError, match=f"{RETIRED.subtopics[0].name} was retired meanwhile"
+        ) as caught:
+            seeker.carry_out(seek)
+        assert caught.value.changed is bool(written)
+    assert bool(written) is (looks[0] is LIFE.merged)
 
 
 def test_members_that_set_no_client_id_are_told_apart() -> None:

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 
 from kpsplit.clock import Deadline
-from kpsplit.control.retirement import Retirement
+from kpsplit.control.retirement import Retirement, Undrained
 from kpsplit.errors import (
     AuthorizationError,
     CheckFailedError,
@@ -128,7 +128,8 @@ class Scene:
         self.claims = 0
         self.there, self.refusal = True, cast(KpsplitError | None, None)
         self.deleted, self.behind, self.stale = False, False, False
-        monkeypatch.setattr(Retirement, "_undrained", lambda *_: [])
+        self.seen: list[list[Undrained]] = []  # at each look; after them nobody has anything to read
+        monkeypatch.setattr(Retirement, "_undrained", lambda *_: self.seen.pop(0) if self.seen else [])
         self.retirement = Retirement(
             cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
         )
@@ -172,8 +173,8 @@ class Scene:
         self.there, self.deleted = self.behind, True
         return True
 
-    def run(self) -> list[str]:
-        return self.retirement.run(force=False, deadline=Deadline(10))
+    def run(self, *, force: bool = False) -> list[str]:
+        return self.retirement.run(force, Deadline(10))
 
 
 def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +182,28 @@ def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: p
     assert scene.run() == [NAME]
     assert (scene.done, scene.there) == (["Retire", "Delete"], False)
     assert scene.run() == []
+
+
+MOVED_BACK = Undrained("billing", PhysicalPartition(NAME, 0), 0, 5)
+
+
+def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim lies in between, and it may wait for its turn."""
+    scene = Scene(monkeypatch)
+    scene.seen = [[], [MOVED_BACK]]
+    with pytest.raises(
+        CheckFailedError, match=f"nothing was retired: {NAME}: group billing stands at 0"
+    ) as caught:
+        scene.run()
+    assert caught.value.changed is False
+    assert (scene.done, scene.there, scene.state, scene.claims) == (["Keep"], True, MERGED, 1)
+
+
+def test_a_retirement_that_is_forced_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.seen = [[MOVED_BACK], [MOVED_BACK]]
+    assert scene.run(force=True) == [NAME]
+    assert (scene.done, scene.seen) == (["Forced", "Retire", "Delete"], [[MOVED_BACK]])
 
 
 def test_a_sub_topic_that_only_a_stale_broker_does_not_know_is_not_retired(
