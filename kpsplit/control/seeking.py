@@ -230,7 +230,8 @@ class Seeker:
         Raises:
             ConflictError: the group has committed something since, or a member has joined meanwhile; if
                 ``changed``, it may go on from where it stood.
-            KpsplitError: it was not done, or if ``changed`` only range commits are forgotten.
+            UnknownOutcomeError: it may be done: run it again.
+            KpsplitError: it was not done, or if ``changed`` in part: range commits go first.
         """
         deadline = self._session.begin()
         if self._forgettable(found.group, found.topic, deadline) != found:

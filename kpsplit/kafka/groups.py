@@ -17,7 +17,14 @@ from confluent_kafka import (
 )
 
 from kpsplit.clock import Deadline
-from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, UnreachableError
+from kpsplit.errors import (
+    AuthorizationError,
+    ConflictError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+    behind_a_change,
+)
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.coordinators import (
@@ -195,8 +202,8 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
     """Have the coordinator forget ordinary offsets of a group, by means of kafka-python.
 
     Raises:
-        ConflictError: it has members on one of the topics.
-        KpsplitError: it could not be done; some may be forgotten.
+        ConflictError: it has members on one of the topics. UnknownOutcomeError: it may be done.
+        KpsplitError: it could not be done; if ``changed``, some are forgotten.
     """
     from kafka import TopicPartition as Place
     from kafka import errors
@@ -216,11 +223,27 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
     except KafkaPythonError as error:
         if error.kind is errors.GroupIdNotFoundError:
             return
-        raise _refused(what, error.kind) from None
-    gone = (errors.NoError, errors.UnknownTopicOrPartitionError, None)
-    for kind in answers.values():
-        if kind not in gone:
-            raise _refused(what, kind)
+        raise _not_deleted(what, error.kind) from None
+    done = (errors.NoError, None)
+    with behind_a_change(done=any(kind in done for kind in answers.values())):
+        for kind in answers.values():
+            if kind not in (*done, errors.UnknownTopicOrPartitionError):
+                raise _not_deleted(what, kind)
+
+
+def _not_deleted(what: str, kind: type[BaseException]) -> KpsplitError:
+    """Return the error for a deletion that failed.
+
+    Only a coordinator that still reads its log has certainly not begun. One that does not coordinate the
+    group any more, or is not available, says so too when it could not replicate what it has written.
+    """
+    from kafka import errors
+
+    sent = kind in (TimeoutError, errors.UnknownError) or getattr(kind, "retriable", False)
+    if sent and kind is not errors.CoordinatorLoadInProgressError:
+        text = f"could not {what} ({kind.__name__}, outcome unknown)"
+        return UnknownOutcomeError(text, hint="run it again: what is forgotten already stays so")
+    return _refused(what, kind)
 
 
 def _refused(what: str, kind: type[BaseException], right: str = "Delete") -> KpsplitError:

@@ -13,11 +13,23 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation
 from kafka import TopicPartition
-from kafka.errors import GroupAuthorizationFailedError, NotCoordinatorError, UnknownError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    GroupAuthorizationFailedError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    KafkaConnectionError,
+    NoError,
+    NonEmptyGroupError,
+    NotCoordinatorError,
+    RequestTimedOutError,
+    UnknownError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.structs import OffsetAndMetadata
 
 from kpsplit.clock import Deadline
-from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
+from kpsplit.errors import AuthorizationError, KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka import coordinators, groups
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.coordinators import java_hash, made_up_groups, partition_of_hash
@@ -28,6 +40,49 @@ from kpsplit.splitter.rights import GROUPS_TOPIC
 ADMIN: Any = SimpleNamespace(connection=SimpleNamespace(properties={}))
 ALLOWED = SimpleNamespace(authorized_operations=[AclOperation.DESCRIBE])
 Answers = Callable[..., list[Any]]
+
+
+DELETED = {TopicPartition("orders", 0): NoError}
+
+
+@pytest.mark.parametrize(
+    ("answer", "changed"),
+    [
+        (TimeoutError, None),
+        (RequestTimedOutError, None),
+        (KafkaConnectionError, None),
+        (NotCoordinatorError, None),
+        (UnknownError, None),
+        (CoordinatorLoadInProgressError, False),
+        (GroupAuthorizationFailedError, False),
+        (NonEmptyGroupError, False),
+        ({TopicPartition("orders", 1): GroupSubscribedToTopicError}, False),
+        ({TopicPartition("gone", 0): UnknownTopicOrPartitionError}, "done"),
+        ({**DELETED, TopicPartition("orders", 1): GroupSubscribedToTopicError}, True),
+        (DELETED, "done"),
+        (GroupIdNotFoundError, "done"),
+    ],
+    ids=str,
+)
+def test_it_is_said_what_is_known_of_ordinary_offsets_that_were_to_be_forgotten(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, changed: object
+) -> None:
+    """A coordinator that could not replicate the deletion says that it is none, or is not available."""
+
+    def ask(*_: Any) -> Any:
+        if isinstance(answer, dict):
+            return answer
+        raise KafkaPythonError(answer)
+
+    monkeypatch.setattr(groups, "ask_kafka_python", ask)
+    places = [PhysicalPartition("orders", n) for n in range(2)]
+    if changed == "done":
+        groups.delete_positions(ADMIN.connection, "billing", places)
+        return
+    with pytest.raises(KpsplitError, match="could not forget the ordinary offsets of group billing") as told:
+        groups.delete_positions(ADMIN.connection, "billing", places)
+    assert told.value.changed is changed
+    assert isinstance(told.value, UnknownOutcomeError) is (changed is None)
 
 
 @pytest.fixture
