@@ -14,9 +14,18 @@ from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import AGAIN, SlotsTopics, create_own_topics
 from kpsplit.control.plans import Check, Sample, partitioner_check, sample_partition
 from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
-from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
+from kpsplit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    UnreachableError,
+    UsageError,
+    behind_a_change,
+    duration,
+)
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import range_commits
+from kpsplit.kafka.kafka_python import topic_ids
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
@@ -75,6 +84,19 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
             wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
             session.writer().write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
     return created
+
+
+def refuse_doubtful(connection: Connection, topic: TopicFacts) -> None:
+    """Raises UnreachableError unless every broker, asked by itself, names this topic: one may be stale."""
+    ids = topic_ids(connection, topic.name)
+    if set(ids.values()) != {topic.topic_id}:
+        other = sorted(broker for broker, id_ in ids.items() if id_ != topic.topic_id)
+        raise UnreachableError(
+            f"the brokers do not agree which topic {topic.name} is: it may be the one that is enrolled "
+            f"(broker {', '.join(map(str, other)) or 'unknown'})",
+            hint="wait until all brokers are up, then retry",
+            retriable=True,
+        )
 
 
 def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
@@ -263,6 +285,7 @@ def enrol(
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     groups: tuple[str, ...] = ()
     if known is None and topic in view.enrolments:  # of the topic that had this name before
+        refuse_doubtful(session.connection, facts)
         groups = withdraw_commits(session, facts, deadline)
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from kpsplit.clock import AbandonedError, Deadline, bounded
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import ANSWER_SECONDS
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -156,6 +158,49 @@ def reassign(connection: Connection, lists: Mapping[PhysicalPartition, list[int]
     refused = {error.__name__ for error in results.values() if error is not None}
     if refused:
         raise KpsplitError(f"replica lists cannot be set ({', '.join(sorted(refused))})")
+
+
+def topic_ids(connection: Connection, topic: str) -> dict[int, str]:
+    """Return the id that each broker, asked by itself, names for a topic; "" where it names none.
+
+    librdkafka asks one broker of its own choice. Of kafka-python this takes what is not public.
+
+    Raises:
+        UnreachableError: a broker did not answer. KpsplitError: kafka-python cannot be given these settings.
+    """
+    from kafka.protocol.metadata import MetadataRequest
+
+    named = MetadataRequest.MetadataRequestTopic(name=topic)
+    request = MetadataRequest(topics=[named], allow_auto_topic_creation=False)
+
+    def question(client: KafkaAdminClient) -> dict[int, str]:
+        manager: Any = client._manager
+
+        async def ask() -> dict[int, str]:
+            found: dict[int, str] = {}
+            known: set[int] = set()
+            for broker in [b.node_id for b in manager.cluster.brokers()]:
+                answer = await manager.send(request, node_id=broker)
+                known |= {b.node_id for b in answer.brokers}
+                found[broker] = next((_text(t.topic_id) for t in answer.topics if not t.error_code), "")
+            return dict.fromkeys(known, "") | found
+
+        return manager.run(ask)  # type: ignore[no-any-return]
+
+    try:
+        return ask_kafka_python(connection.properties, "kpsplit-topic-ids", ANSWER_SECONDS, question)
+    except NotExpressibleError as error:
+        hint = "make the topic under another name and enroll that"
+        raise KpsplitError(
+            f"not every broker can be asked which topic {topic} is: {error}", hint=hint
+        ) from None
+    except KafkaPythonError as error:
+        raise UnreachableError(f"not every broker said which topic {topic} is ({error})") from None
+
+
+def _text(topic_id: UUID | None) -> str:
+    """Return a topic's id as librdkafka writes it."""
+    return b64encode(topic_id.bytes).decode().rstrip("=") if topic_id else ""
 
 
 _SECONDS = 6.0

@@ -322,6 +322,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "reason = None",
         "unit/test_retirement.py",
     ),
+    (
+        "withdraw commits by the word of one broker",
+        "control.enrolment",
+        "        refuse_doubtful(session.connection, facts)\n",
+        "",
+        "unit/test_enrolment.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from kpsplit.clock import Deadline
+from kpsplit.control import enrolment
 from kpsplit.control.enrolment import Enroller
+from kpsplit.control.plans import Check
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.kafka.cluster_admin import TopicFacts
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, decode_enrolment
 
@@ -91,3 +93,57 @@ def test_an_enrolment_is_settled_behind_a_lease() -> None:
     world = World(Tail(lease_ms=1))
     assert world.enrol(60.0).settled
     assert [(e.settled, e.slots) for e in world.written] == [(False, 4), (True, 4)]
+
+
+class MadeAgain:
+    """A topic that was deleted and made again, of whose old one groups have committed; ``done``: in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ids: dict[int, str] | KpsplitError) -> None:
+        self.done: list[str] = []
+        facts = TopicFacts("orders", "new", (PartitionFacts(0, (0,), (0,)),))
+        view = ControlView()
+        view.initialised = True
+        view.enrolments["orders"] = Enrolment("orders", "old", Partitioner.EXPLICIT, True, slots=4)
+        self.session: Any = SimpleNamespace(
+            begin=lambda: Deadline(10),
+            read=lambda _: view,
+            connection=None,
+            admin=SimpleNamespace(describe=lambda _: facts),
+        )
+
+        def named(_connection: object, _topic: str) -> dict[int, str]:
+            if isinstance(ids, KpsplitError):
+                raise ids
+            return ids
+
+        monkeypatch.setattr(enrolment, "topic_ids", named)
+        monkeypatch.setattr(enrolment, "check_records", lambda *_: Check("", True, ""))
+        monkeypatch.setattr(enrolment, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",))
+        enroller = SimpleNamespace(enrol=lambda *_: self.done.append("enrol"))
+        monkeypatch.setattr(enrolment, "enroller", lambda *_: enroller)
+
+    def enrol(self) -> None:
+        enrolment.enrol(self.session, "orders", Partitioner.EXPLICIT, lambda _: None, None)
+
+
+def test_what_groups_committed_is_withdrawn_where_every_broker_names_the_new_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = MadeAgain(monkeypatch, {1: "new", 2: "new", 3: "new"})
+    world.enrol()
+    assert world.done == ["withdraw", "enrol"]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [{1: "new", 2: "old", 3: "new"}, {1: "new", 2: ""}, {}, UnreachableError("no answer in time")],
+    ids=["a-stale-broker", "one-that-knows-none", "nobody", "no-answer"],
+)
+def test_nothing_is_withdrawn_because_one_broker_names_another_topic(
+    monkeypatch: pytest.MonkeyPatch, ids: dict[int, str] | KpsplitError
+) -> None:
+    """It may be the stale one, and the topic the one that is enrolled."""
+    world = MadeAgain(monkeypatch, ids)
+    with pytest.raises(UnreachableError) as caught:
+        world.enrol()
+    assert (world.done, caught.value.changed) == ([], False)
