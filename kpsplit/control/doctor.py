@@ -21,7 +21,7 @@ from kpsplit.control.own_topics import (
     own_topics,
 )
 from kpsplit.control.plans import WRITERS, Check, Sample
-from kpsplit.control.preconditions import LogFacts, truncation
+from kpsplit.control.preconditions import LogFacts, deposed, truncation
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.errors import duration
 from kpsplit.kafka.cluster_admin import TopicFacts
@@ -304,6 +304,8 @@ def _truncated(found: Findings) -> Iterator[Trouble]:
         problem = truncation(found.view.states[parent], logs)
         if problem is not None:
             yield f"{parent}: {problem}", "do no operation on it before you know what is lost"
+        for text in deposed(found.view.states[parent], logs).values():
+            yield f"{parent}: {text}", "run kpsplit doctor again"
 
 
 def _subtopics(found: Findings) -> Iterator[Trouble]:

@@ -110,7 +110,10 @@ class FactsGatherer:
         seconds = min(_MARKER_SECONDS * len(asked), deadline.left() / 2)
         unmarked = self._unmarked(marks, Deadline(seconds))
         logs = {
-            p: LogFacts(starts.get(p), ends[p].offset if p in ends else None, unmarked.get(p)) for p in places
+            p: LogFacts(starts.get(p), ends[p].offset, unmarked.get(p), ends[p].leader_epoch)
+            if p in ends
+            else LogFacts(starts.get(p), None)
+            for p in places
         }
         return {
             state.parent: {p: logs[p] for p in state.lineage.sources() if p in logs} for state, _ in asked

@@ -6,7 +6,7 @@ remedy what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kpsplit.control.plans import Check
@@ -15,6 +15,7 @@ from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     KpsplitError,
+    UnreachableError,
     UsageError,
     duration,
     many,
@@ -37,6 +38,8 @@ class LogFacts:
     end: int | None
     marker_missing_at: int | None = None
     """Where a record stands that should be a marker of the lineage."""
+    leader_epoch: int | None = None
+    """In which ``end`` was said; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +152,42 @@ def log_whole(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
     return _check(LOG_WHOLE, problem is None, found, "do not go on before a human has decided what is lost")
 
 
-def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -> str | None:
+def current_leaders(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check | None:
+    """What a deposed leader says is no reason to freeze a partition: the next answer may be right."""
+    found = deposed(state, facts.logs)
+    remedy = "retry; if it stays, look at kpsplit doctor"
+    return Check("leaders", False, next(iter(found.values())), remedy) if found else None
+
+
+def deposed(
+    state: PartitionState, logs: Mapping[PhysicalPartition, LogFacts]
+) -> dict[PhysicalPartition, str]:
+    """Return the logs whose end was said by a leader that was deposed before a marker was written, and why.
+
+    It stood still, and names the end that it remembers until it hears of its successor.
+    """
+    found = {}
+    for segment in state.lineage:
+        place, written = segment.source, segment.end_leader_epoch
+        said = logs[place].leader_epoch if place in logs else None
+        if written is not None and said is not None and said < written:
+            found[place] = (
+                f"the end of {place} was said in leader epoch {said}, and a marker there was written in "
+                f"{written}: the broker does not know yet that it is not the leader"
+            )
+    return found
+
+
+def truncation(state: PartitionState, logs: Mapping[PhysicalPartition, LogFacts]) -> str | None:
     """Return what shows that a log was truncated, None if nothing does.
 
     A closed segment ends with a marker, so the log after it holds at least that one more; an open segment
-    begins where its log has been before.
+    begins where its log has been before. A leader that was deposed shows nothing.
     """
+    stale = deposed(state, logs)
     for segment in state.lineage:
         log = logs.get(segment.source)
-        if log is None or log.end is None:
+        if log is None or log.end is None or segment.source in stale:
             continue
         needed = segment.start if segment.end is None else segment.end + 1
         if log.end < needed:
@@ -288,6 +318,7 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
     "ranges": UsageError,
     "same topic": ConflictError,
     "no operation": ConflictError,
+    "leaders": UnreachableError,
     "rights": AuthorizationError,
     "sub-topic name": ConflictError,
 }
@@ -304,6 +335,7 @@ _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...]
     sources_exist,
     same_subtopics,
     subtopic_name,
+    current_leaders,
     log_whole,
     no_transaction,
     retention,

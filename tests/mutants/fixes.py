@@ -329,6 +329,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_enrolment.py",
     ),
+    (
+        "freeze a partition by the word of a deposed leader",
+        "control.preconditions",
+        "if written is not None and said is not None and said < written:",
+        "if False:",
+        "unit/test_kafka_preconditions.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

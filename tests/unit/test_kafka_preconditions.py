@@ -10,11 +10,11 @@ import pytest
 from kpsplit.clock import Deadline
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import Check
-from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
-from kpsplit.errors import CheckFailedError, ConflictError, UsageError
+from kpsplit.control.preconditions import LOG_WHOLE, Facts, LogFacts, checks, refusal
+from kpsplit.errors import CheckFailedError, ConflictError, UnreachableError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, LogEnd, PartitionFacts, TopicFacts
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Freeze, OperationKind, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
@@ -108,6 +108,29 @@ def test_a_record_where_a_marker_should_be_shows_a_truncated_log() -> None:
     assert ["has no marker at 100" in c.message for c in checks(facts) if not c.ok] == [True]
 
 
+CUT_IN_3 = replace(
+    SPLIT,
+    lineage=Lineage(PARENT, tuple(s if s.is_open else replace(s, end_leader_epoch=3) for s in SPLIT.lineage)),
+)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "failed"),
+    [(2, "leaders"), (3, "log whole"), (4, "log whole"), (None, "log whole")],
+    ids=["deposed", "the-same", "newer", "not-known"],
+)
+def test_a_leader_of_before_the_marker_does_not_say_that_the_log_was_truncated(
+    epoch: int | None, failed: str
+) -> None:
+    """It stood still, was deposed, and names the end that it remembers; a freeze would need a human."""
+    logs = {**SPLIT_LOGS, PARENT: LogFacts(0, 60, leader_epoch=epoch)}
+    (check,) = [c for c in checks(replace(SOUND, state=CUT_IN_3, logs=logs)) if not c.ok]
+    assert (check.name, check.name == LOG_WHOLE) == (failed, epoch != 2)
+    error = refusal(check)
+    assert isinstance(error, UnreachableError) is (epoch == 2)
+    assert error.hint
+
+
 def test_a_frozen_partition_is_refused() -> None:
     facts = replace(SOUND, state=apply(UNSPLIT, Freeze("truncated")))
     assert ["frozen: truncated" in c.message for c in checks(facts) if not c.ok] == [True]
@@ -158,4 +181,4 @@ def test_one_client_reads_the_markers_of_all_parents(monkeypatch: pytest.MonkeyP
     logs = gatherer.logs([(state, set(state.lineage.sources())) for state in states], Deadline(1))
     assert read == [{PARENT: 100, other: 50}]
     assert logs.keys() == {PARENT, other} and logs[PARENT].keys() == set(SPLIT.lineage.sources())
-    assert logs[other][other] == LogFacts(0, 101)
+    assert logs[other][other] == LogFacts(0, 101, leader_epoch=0)
