@@ -281,7 +281,7 @@ class Seeker:
     def _refuse_active(self, group: str, topic: str, *, changed: bool) -> None:
         if not group:
             raise UsageError("no group named", hint="give --group NAME")
-        if not describe_members(self._admin, group).on((topic, slots_topic(topic))):
+        if not describe_members(self._admin, group, kept=True).on((topic, slots_topic(topic))):
             return
         if changed:
             raise ConflictError(

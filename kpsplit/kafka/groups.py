@@ -47,6 +47,9 @@ from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slot
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""
 
+_EAGER = {"range", "roundrobin", "sticky"}
+"""Strategies of classic groups whose members release everything before they join."""
+
 WITHOUT_MEMBERS = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 
 
@@ -93,8 +96,10 @@ class Members:
         return self.active and self.settled and place not in self.assigned and place not in self.kept
 
     def on(self, topics: Iterable[str]) -> bool:
+        """Return whether a member owns something of these topics, may be about to, or has it to release."""
         wanted = set(topics)
-        return self.active and (not self.settled or any(p.topic in wanted for p in self.assigned))
+        owned = (*self.assigned, *self.kept)
+        return self.active and (not self.settled or any(p.topic in wanted for p in owned))
 
 
 def describe_members(
@@ -115,7 +120,8 @@ def describe_members(
     }
     active = found.state not in WITHOUT_MEMBERS
     members = Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
-    if kept and active and members.settled and found.type is not ConsumerGroupType.CONSUMER:
+    cooperates = found.type is not ConsumerGroupType.CONSUMER and found.partition_assignor not in _EAGER
+    if kept and active and members.settled and cooperates:
         return at_rest(lambda: _classic_members(admin, group, max(PAUSE, limit.left()), members), limit)
     return members
 
@@ -340,7 +346,10 @@ def readers_without_commit(
     for group in every_group(admin, deadline):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
             deadline.check("the members of the consumer groups")
-            while not (members := describe_members(admin, group.group_id)).settled and limit.left() > 0:
+            while (
+                not (members := describe_members(admin, group.group_id, kept=True)).settled
+                and limit.left() > 0
+            ):
                 time.sleep(PAUSE)
             found += [group.group_id] if members.on(topics) else []
     return sorted(found)

@@ -336,6 +336,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "if False:",
         "unit/test_kafka_preconditions.py",
     ),
+    (
+        "take a slot that is to be released for free",
+        "kafka.groups",
+        "owned = (*self.assigned, *self.kept)",
+        "owned = self.assigned",
+        "unit/test_group_progress.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",

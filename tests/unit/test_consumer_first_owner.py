@@ -67,12 +67,16 @@ class Asked(GroupOffsets):
 class Classic:
     """A stable classic group in which the slot's owner had more when it joined, as both libraries tell it."""
 
-    def __init__(self, joined: object, error: str | None = None) -> None:
+    def __init__(
+        self, joined: object, error: str | None = None, assignor: str = "cooperative-sticky"
+    ) -> None:
         answer: Future[Any] = Future()
         given = SimpleNamespace(topic_partitions=[TopicPartition(SLOT.topic, SLOT.partition)])
         member = SimpleNamespace(member_id="other", client_id="", host="/", assignment=given)
         stable, classic = ConsumerGroupState.STABLE, ConsumerGroupType.CLASSIC
-        answer.set_result(SimpleNamespace(state=stable, type=classic, members=[member]))
+        answer.set_result(
+            SimpleNamespace(state=stable, type=classic, members=[member], partition_assignor=assignor)
+        )
         client = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"g": answer})
         self.admin: Any = SimpleNamespace(client=client, connection=SimpleNamespace(properties={}))
         told = {
@@ -111,6 +115,16 @@ def test_of_a_classic_group_it_is_known_what_its_members_had_when_they_joined(
     monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
     assert groups.describe_members(classic.admin, "g", kept=True) == known
     assert groups.describe_members(classic.admin, "g") == Members(True, True, {SLOT: OTHER})
+
+
+@pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky"])
+def test_members_that_release_everything_before_they_join_are_not_asked_what_they_had(
+    monkeypatch: pytest.MonkeyPatch, assignor: str
+) -> None:
+    """It takes a client of its own for each group; a cluster may have hundreds of them."""
+    monkeypatch.setattr(groups, "ask_kafka_python", None)
+    classic = Classic("", assignor=assignor)
+    assert groups.describe_members(classic.admin, "g", kept=True) == Members(True, True, {SLOT: OTHER})
 
 
 def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(

@@ -114,6 +114,25 @@ def test_a_group_is_on_a_topic_while_it_owns_something_of_it_or_may_be_about_to(
     assert Members(True, False, {}).on(topics)
     assert not Members(True, True, {PhysicalPartition("other", 0): ONE}).on(topics)
     assert not Members(False, True, {}).on(topics)
+    assert Members(True, True, {}, frozenset({slot(3)})).on(topics)
+    assert not Members(True, True, {}, frozenset({PhysicalPartition("other", 0)})).on(topics)
+
+
+def test_a_seek_is_refused_while_a_member_has_a_slot_to_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two rebalances of KIP-429 the group is stable, and nobody is assigned the slot."""
+    between = Members(True, True, {}, frozenset({slot(3)}))
+    asked: list[bool] = []
+
+    def described(_admin: object, _group: str, *, kept: bool = False) -> Members:
+        asked.append(kept)
+        return between if kept else replace(between, kept=frozenset())
+
+    monkeypatch.setattr(seeking, "describe_members", described)
+    seeker: Any = object.__new__(Seeker)
+    seeker._admin = None
+    with pytest.raises(ConflictError, match="group g has active members on orders"):
+        seeker._refuse_active("g", "orders", changed=False)
+    assert asked == [True]
 
 
 STARTS = {PARENT: 5, **{phantom(i): 0 for i in range(4)}}

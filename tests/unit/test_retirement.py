@@ -267,17 +267,26 @@ def test_a_retirement_without_the_right_to_delete_records_nothing(monkeypatch: p
 class Rebalancing:
     """A group without commits whose members own nothing while it rebalances, for so many looks."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int, owned: PhysicalPartition) -> None:
-        self._left, self._owned = looks, owned
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        looks: int,
+        owned: PhysicalPartition,
+        *,
+        to_release: bool = False,
+    ) -> None:
+        self._left, self._owned, self._to_release = looks, owned, to_release
         group = SimpleNamespace(group_id="new", state=ConsumerGroupState.PREPARING_REBALANCING)
         monkeypatch.setattr(groups, "every_group", lambda *_: [group])
         monkeypatch.setattr(groups, "describe_members", self._described)
         monkeypatch.setattr(groups.time, "sleep", lambda _: None)
 
-    def _described(self, *_: object) -> Members:
+    def _described(self, *_: object, kept: bool = False) -> Members:
         self._left -= 1
         owned = {} if self._left >= 0 else {self._owned: Owner("m", "client", "host")}
-        return Members(True, self._left < 0, owned)
+        if self._to_release and kept:
+            return Members(True, True, {}, frozenset(owned))
+        return Members(True, self._left < 0, {} if self._to_release else owned)
 
     def readers(self, seconds: float = 60) -> list[str]:
         return groups.readers_without_commit(cast(Any, None), (), {UNSPLIT.parent.topic}, Deadline(seconds))
@@ -288,6 +297,11 @@ def test_a_group_that_rebalances_is_asked_until_it_is_known_what_it_reads(
 ) -> None:
     assert Rebalancing(monkeypatch, 3, UNSPLIT.parent).readers() == ["new"]
     assert Rebalancing(monkeypatch, 3, PhysicalPartition("elsewhere", 0)).readers() == []
+
+
+def test_a_group_whose_member_has_a_slot_to_release_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classic group is stable then, and nobody is assigned the slot."""
+    assert Rebalancing(monkeypatch, 0, UNSPLIT.parent, to_release=True).readers() == ["new"]
 
 
 def test_a_group_that_does_not_come_to_rest_counts_as_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
