@@ -54,12 +54,12 @@ What that means the owner of the id knows; of a group's membership it says nothi
 """
 NO_MEMBER = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH}
 """The group has no such member any more: what it owned is, or will be, another's."""
-_UNREACHABLE = {
+_BROKEN_OFF = {KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION}
+"""The connection broke. librdkafka says so too of a request that it had sent when the broker died."""
+_UNREACHABLE = _BROKEN_OFF | {
     KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TRANSPORT,
     KafkaError._RESOLVE,
     KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_CONTROLLER,
 }
@@ -126,7 +126,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     """Return kpsplit's error for one of librdkafka's.
 
     ``what`` was being done, in the infinitive (``create topic orders.split-3-1``). ``writing``: a timeout
-    means that the outcome of a write is unknown.
+    or a broken connection means that the outcome of a write is unknown.
     """
     if error is None:
         return KpsplitError(f"could not {what}")
@@ -140,7 +140,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
             hint="it took too long, or another client has its transactional id: retry",
             retriable=True,
         )
-    if code in _TIMEOUTS and writing:
+    if code in _TIMEOUTS | _BROKEN_OFF and writing:
         return UnknownOutcomeError(f"{text} (outcome unknown)")
     if code in _UNREACHABLE | _TIMEOUTS:
         return UnreachableError(

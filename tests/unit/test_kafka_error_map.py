@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
 
-from kpsplit.errors import AuthorizationError, UnreachableError
+from kpsplit.errors import AuthorizationError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka.coordinators import _listed
 from kpsplit.kafka.error_map import error_of, translate
 
@@ -61,3 +61,20 @@ def test_a_coordinator_that_moves_is_unreachable_for_a_while(code: int) -> None:
     error = translate(KafkaError(code), "get ready to commit")
     assert isinstance(error, UnreachableError) and error.retriable
     assert "get ready to commit" in error.message
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION, KafkaError._TIMED_OUT])
+def test_a_write_whose_broker_went_away_may_have_taken_effect(code: int) -> None:
+    """librdkafka fails a request so that it has sent, when the broker dies before it answers."""
+    written = translate(KafkaError(code), "create topic orders.split-3-1", writing=True)
+    assert isinstance(written, UnknownOutcomeError) and written.changed is None
+    asked = translate(KafkaError(code), "describe topic orders")
+    assert isinstance(asked, UnreachableError) and asked.changed is False
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN, KafkaError.NOT_CONTROLLER]
+)
+def test_a_write_that_reached_no_broker_has_taken_no_effect(code: int) -> None:
+    error = translate(KafkaError(code), "create topic orders.split-3-1", writing=True)
+    assert isinstance(error, UnreachableError) and error.changed is False
