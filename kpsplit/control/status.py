@@ -14,7 +14,7 @@ from confluent_kafka import IsolationLevel
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.plans import attempt_age
 from kpsplit.errors import UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
+from kpsplit.kafka.cluster_admin import ClusterAdmin, answer_within, no_partition
 from kpsplit.kafka.groups import (
     Members,
     Owner,
@@ -286,7 +286,7 @@ def group_progress(
     parents = _partitions(admin, topic, partition, deadline)
     fold = range_commits(admin, parents, deadline, group)
     ordinary = {group: positions_of(admin, group)}
-    found = _progress(admin, read_view, parents, fold, ordinary)[group]
+    found = _progress(admin, read_view, parents, fold, ordinary, deadline)[group]
     if not any(r.owner or r.basis is not Basis.NOTHING for p in found for r in p.ranges):
         raise UsageError(
             f"group {group} has committed nothing in {topic}, and has no members there",
@@ -313,7 +313,7 @@ def progress_of_groups(
     groups = {*groups_of(committed, topics), *(group for p in parents for group in fold.groups(p))}
     groups.update(readers_without_commit(admin, groups, topics, deadline))
     ordinary = {group: committed.get(group, {}) for group in sorted(groups)}
-    return _progress(admin, read_view, parents, fold, ordinary)
+    return _progress(admin, read_view, parents, fold, ordinary, deadline)
 
 
 K = TypeVar("K")
@@ -408,9 +408,13 @@ def _progress(
     parents: Sequence[PhysicalPartition],
     fold: CommitFold,
     ordinary: Mapping[str, Mapping[PhysicalPartition, int]],
+    deadline: Deadline,
 ) -> dict[str, list[PartitionProgress]]:
     """Return how far groups have come in partitions of one topic; ``ordinary``: their ordinary offsets."""
-    members = {group: describe_members(admin, group) for group in ordinary}
+    members = {}
+    for group in ordinary:
+        deadline.check("the members of the consumer groups")
+        members[group] = describe_members(admin, group, answer_within(deadline))
     view = read_view()  # after the commits, so that it knows every segment that they list
     states = [view.state(p) or PartitionState.unsplit(p, "") for p in parents]
     sources = {source for state in states for source in state.lineage.sources()}

@@ -256,13 +256,19 @@ class ClusterAdmin(LogEndQueries):
         return {name: len(topic.partitions) for name, topic in self._listed().topics.items()}
 
     def find(self, topic: str) -> TopicFacts | None:
-        """Return a topic with its settings, None if there is none of that name."""
+        """Return a topic with its settings, None if there is none of that name.
+
+        Raises:
+            DeadlineExceededError: the brokers did not agree in time whether there is one.
+        """
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        while (found := self.known(topic)) is not None:
+        deadline = Deadline(_CERTAINTY_SECONDS)
+        while (found := self.known(topic, deadline)) is not None:
             try:
                 entries = self._described(resource, f"read the settings of topic {topic}")
-            except MissingError:
-                time.sleep(_PAUSE)  # a broker does not know it yet, or it was deleted just now
+            except MissingError:  # a broker does not know it yet, or it was deleted just now
+                deadline.check(f"the settings of topic {topic}, which some brokers do not know")
+                time.sleep(_PAUSE)
                 continue
             explicit = {name: e for name, e in entries.items() if _set_on_topic(e)}
             return replace(found, config=_values(entries), explicit=_values(explicit))

@@ -25,7 +25,7 @@ from kpsplit.errors import (
     UnreachableError,
     behind_a_change,
 )
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, answer_within
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.coordinators import (
     COORDINATOR_LIMIT_SECONDS,
@@ -345,11 +345,11 @@ def readers_without_commit(
     limit = Deadline(min(_REBALANCE_SECONDS, deadline.left()))
     for group in every_group(admin, deadline):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
-            deadline.check("the members of the consumer groups")
-            while (
-                not (members := describe_members(admin, group.group_id, kept=True)).settled
-                and limit.left() > 0
-            ):
+            while True:
+                deadline.check("the members of the consumer groups")
+                members = describe_members(admin, group.group_id, answer_within(deadline), kept=True)
+                if members.settled or limit.expired():
+                    break
                 time.sleep(PAUSE)
             found += [group.group_id] if members.on(topics) else []
     return sorted(found)

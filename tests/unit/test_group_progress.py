@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from kpsplit.clock import Deadline
-from kpsplit.control import seeking
+from kpsplit.control import seeking, status
 from kpsplit.control.seeking import Seek, Seeker, SeekTarget, Whence, cursor_at
 from kpsplit.control.status import Basis, Remaining, group_drains, owners, progress_of
 from kpsplit.errors import ConflictError, DeadlineExceededError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
@@ -106,6 +107,29 @@ def test_owners_of_slots_are_joined_and_those_of_plain_partitions_own_everything
     assert owners(members, PARENT, ENROLMENT) == [(LEFT, ONE), (QUARTERS[2], TWO)]
     assert owners(Members(True, True, {PARENT: ONE}), PARENT, None) == [(WHOLE, ONE)]
     assert owners(members, PARENT, None) == []
+
+
+def test_groups_are_asked_for_their_members_within_the_time_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is not answered takes what is left, and the next one is not asked."""
+    given: list[float] = []
+    now = [0.0]
+
+    def described(_admin: object, _group: str, seconds: float = 8.0) -> Members:
+        given.append(seconds)
+        now[0] += seconds
+        return Members(False, True, {})
+
+    monkeypatch.setattr(status, "describe_members", described)
+    monkeypatch.setattr(status, "range_commits", lambda *_: CommitFold())
+    monkeypatch.setattr(status, "committed_positions", lambda *_: {g: {PARENT: 5} for g in "abc"})
+    monkeypatch.setattr(status, "readers_without_commit", lambda *_: [])
+    admin: Any = SimpleNamespace(partition_count=lambda *_: 4)
+    deadline = Deadline(10, clock=lambda: now[0])
+    with pytest.raises(DeadlineExceededError):
+        status.progress_of_groups(admin, ControlView, "orders", None, deadline)
+    assert given == [8.0, 2.0]
 
 
 def test_a_group_is_on_a_topic_while_it_owns_something_of_it_or_may_be_about_to() -> None:

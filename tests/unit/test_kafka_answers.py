@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
 from kpsplit.control.subtopics import co_locate
-from kpsplit.errors import KpsplitError, UnknownOutcomeError, UnreachableError
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.files import check_writable, write_whole
-from kpsplit.kafka import log_ends
+from kpsplit.kafka import cluster_admin, log_ends
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -92,6 +92,17 @@ def test_a_topic_that_is_deleted_while_it_is_looked_at_is_missing(monkeypatch: p
     looks = iter([admin_of(describe_topics=layout()).known("orders"), None])
     monkeypatch.setattr(admin, "known", lambda *_: next(looks))
     assert admin.find("orders") is None
+
+
+def test_a_topic_whose_settings_a_stale_broker_does_not_know_is_asked_for_until_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = admin_of(describe_topics=layout(), describe_configs=lambda: next(answers))
+    answers = iter([MISSING] * 1000)
+    monkeypatch.setattr(cluster_admin, "_CERTAINTY_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_admin, "_PAUSE", 0.001)
+    with pytest.raises(DeadlineExceededError, match="the settings of topic orders"):
+        admin.find("orders")
 
 
 def test_leaders_stay_where_a_stale_broker_does_not_know_the_parent() -> None:
