@@ -343,6 +343,41 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "owned = self.assigned",
         "unit/test_group_progress.py",
     ),
+    (
+        "take a write whose broker died for one that was not carried out",
+        "kafka.error_map",
+        "if code in _TIMEOUTS | _BROKEN_OFF and writing:",
+        "if code in _TIMEOUTS and writing:",
+        "unit/test_kafka_error_map.py",
+    ),
+    (
+        "say that nothing was forgotten where nobody answered",
+        "kafka.groups",
+        "if sent and kind is not errors.CoordinatorLoadInProgressError:",
+        "if False:",
+        "unit/test_group_positions.py",
+    ),
+    (
+        "say nothing to a seek of a retirement at the same time",
+        "control.seeking",
+        "            _refuse_retired(seek, self._session.state(parent, deadline), hint=hint)\n",
+        "            del hint\n",
+        "unit/test_group_progress.py",
+    ),
+    (
+        "count only what was deleted as changed by a retirement",
+        "control.retirement",
+        "Retire(subtopic.name), deadline)\n                changed = True\n",
+        "Retire(subtopic.name), deadline)\n",
+        "unit/test_retirement.py",
+    ),
+    (
+        "say that nothing was changed after groups were forgotten",
+        "admin_cli.commands.forget",
+        "done=number > 0",
+        "done=False",
+        "unit/test_cli_partly.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",
