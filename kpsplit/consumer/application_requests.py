@@ -33,7 +33,7 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
     after_record,
 )
-from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot, left_to_read
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.group_slots import OwnedSlot
@@ -230,8 +230,12 @@ class ApplicationRequests:
         return self._request(parent)
 
     def seek(self, parent: PhysicalPartition, cursor: Cursor) -> None:
-        """Read the slots of a logical partition from another place."""
-        assigned_slots = [h for h in self._slots.of(parent) if h.stage is not SlotStage.LEAVING]
+        """Read the slots of a logical partition that stay from another place.
+
+        Raises:
+            KafkaException: there are none.
+        """
+        assigned_slots = self._staying(parent)
         if not assigned_slots:
             raise KafkaException(KafkaError(KafkaError._STATE, f"{parent} is not assigned"))
         lineage = self._slots.lineage(parent)
@@ -240,6 +244,9 @@ class ApplicationRequests:
             own = cursor.narrowed(assigned.slot.range).settled(lineage)
             self._note_move(assigned, (own,))
             self._slots.start_at(assigned, SlotStart((own,)))
+
+    def _staying(self, parent: PhysicalPartition) -> list[AssignedSlot]:
+        return [h for h in self._slots.of(parent) if not h.gone]
 
     def _note_move(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> None:
         """The application names a place: note it, and tell, if the group may have been further.
@@ -261,7 +268,7 @@ class ApplicationRequests:
         ``at_start``: the partitions whose cursor is where they begin now.
         """
         for parent, cursor in cursors.items():
-            if cursor is not None:
+            if cursor is not None and self._staying(parent):  # else they were taken away meanwhile
                 self.seek(parent, cursor)
         self._membership.callbacks.give({**cursors, **dict.fromkeys(at_start, EARLIEST)})
 
@@ -384,6 +391,16 @@ class OffsetQueries:
         answers = self._query_client.client.offsets_for_times(asked, timeout=seconds)
         offsets = {PhysicalPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
         return min(_first_numbers(lineage, offsets), default=OFFSET_END)
+
+
+def left_to_read(lineage: Lineage, cursors: Iterable[Cursor]) -> dict[PhysicalPartition, int]:
+    """Return the least next offset of cursors, for every physical partition that they have not left."""
+    found: dict[PhysicalPartition, int] = {}
+    for cursor in cursors:
+        for id_, next_ in cursor.pending(lineage).items():
+            source = lineage.get(id_).source
+            found[source] = min(next_, found.get(source, next_))
+    return found
 
 
 def _first_numbers(lineage: Lineage, offsets: Mapping[PhysicalPartition, int]) -> list[int]:

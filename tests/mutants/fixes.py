@@ -485,6 +485,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_engine_righting.py",
     ),
     (
+        "begin a slot that is taken away where the application names a place",
+        "consumer.application_requests",
+        "return [h for h in self._slots.of(parent) if not h.gone]",
+        "return [h for h in self._slots.of(parent) if h.stage is not SlotStage.LEAVING]",
+        "unit/test_consumer_engine_given.py",
+    ),
+    (
         "keep state in a commit that was not sent",
         "consumer.commit.payload",
         "        if payload is not None:\n            payload.aborted()\n        raise\n",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
+from confluent_kafka import KafkaException
 
 from kpsplit.consumer.group.membership import State
+from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.reading import Cursor
-from tests.unit.engine_world import PARENT, World, slot
+from tests.unit.engine_world import PARENT, World, record, slot
 
 
 @pytest.fixture
@@ -94,3 +97,60 @@ def test_what_a_seek_moves_is_what_is_there_then(world: World) -> None:
     world.engine.ask(lambda: calls.seek(PARENT, Cursor(WHOLE, {0: 7}))).result(10)
     world.coordinator.give(1)
     assert owned(world, 0, 1) == {0: 7, 1: 0}
+
+
+def seeks(world: World) -> None:
+    """Have the application name a place for the partition, as ``seek()`` does."""
+    with suppress(KafkaException):
+        world.engine.ask(lambda: world.calls.seek(PARENT, Cursor(WHOLE, {0: 0}))).result(10)
+
+
+def test_a_slot_that_is_taken_away_while_on_assign_names_a_place_is_not_read(world: World) -> None:
+    read: list[bool] = []
+
+    def meanwhile() -> None:
+        world.coordinator.take(0)
+        world.until(lambda: world.state is State.REVOKING_PARTITION, "the revocation")
+        calls = world.calls
+        world.engine.ask(lambda: calls.start({PARENT: Cursor(WHOLE, {0: 0})})).result(10)
+
+    world.inside["assign"] = meanwhile
+    world.inside["revoke"] = lambda: read.append(slot(0) in world.reader.owned)
+    world.group_offsets.commit_gate.clear()
+    world.coordinator.give(0)
+    world.polls(lambda: ("revoke", [0]) in world.told, "on_revoke")
+    world.reader.write(record(0), record(1))
+    assert world.polls(lambda: not world.coordinator.held(), "the hand-over") == []
+    assert read == [False]
+    assert world.count("internal_errors") == 0
+
+
+def test_a_seek_in_a_hand_over_begins_no_slot_that_leaves(world: World) -> None:
+    world.coordinator.give(0)
+    owned(world, 0)
+    world.group_offsets.starts_gate.clear()
+    asked = world.group_offsets.asked
+    world.coordinator.give(1)
+    world.polls(lambda: world.group_offsets.asked > asked, "the question for the start of the new slot")
+    owners: list[set[int]] = []
+
+    def inside() -> None:
+        seeks(world)
+        world.group_offsets.starts_gate.set()
+        world.until(lambda: world.engine.initializer._answer is None, "the answer")
+        world.stats()  # a turn later
+        owners.append({one.index for one in world.reader.owned})
+
+    world.inside["revoke"] = inside
+    world.coordinator.take(1)
+    world.polls(lambda: world.coordinator.held() == {0}, "the hand-over")
+    assert owners == [{0}]
+
+
+def test_a_seek_begins_no_slot_that_another_member_has(world: World) -> None:
+    world.coordinator.give(0)
+    owned(world, 0)
+    world.engine.ask(lambda: world.slots.withdraw([world.slots[slot(0)]])).result(10)
+    seeks(world)
+    assert world.slots[slot(0)].stage is SlotStage.STOPPED
+    assert not world.reader.owned

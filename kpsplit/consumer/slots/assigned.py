@@ -74,7 +74,7 @@ class SlotStage(StrEnum):
     LEAVING = "leaving"
     """It is taken away: nothing more is handed out."""
     STOPPED = "stopped"
-    """It has no start, and the application has not given one; or it leaves, or is another member's."""
+    """It has no start, and the application has not given one; or it is ``gone``."""
 
 
 STARTING = frozenset({SlotStage.WANTED, SlotStage.ASKED, SlotStage.FOUND})
@@ -105,8 +105,9 @@ class AssignedSlot:
     ``place`` is the partition of the group's topic that stands for it. ``epoch`` is the assignment epoch: a
     number that no other assignment of a slot has, new also when the slot begins anew; a commit that was asked
     for in another one is void. ``committed``: what the group's log says of it, as far as this member knows;
-    empty while nothing was committed. ``final``: it is taken away, its last commit was asked for, and none
-    begins after that. ``moves``: how often the application moved it to where the group may have been before;
+    empty while nothing was committed. ``gone``: it is taken away, or another member's: it is not read any
+    more, whatever place the application names. ``final``: its last commit was asked for, and none begins
+    after that. ``moves``: how often the application moved it to where the group may have been before;
     ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
     log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what
@@ -121,6 +122,7 @@ class AssignedSlot:
     start: SlotStart | None = None
     committed: tuple[Cursor, ...] = ()
     by_hand: bool = False
+    gone: bool = False
     final: bool = False
     moves: int = 0
     moves_committed: int = 0

@@ -45,10 +45,10 @@ class MemberSlot:
     ``index`` of ``count``: which of the partition's equal key ranges it is; 0 of 1 where the topic is not
     enrolled. ``stage``: ``wanted``, ``asked`` and ``found`` while its start is looked up; ``reading``;
     ``held`` (nothing is handed out: its topic is not shared by partition any more, or the view is too old);
-    ``leaving``; ``stopped`` (it has no start). ``positions``: the next physical offset to be handed out, for
-    every physical partition of which something is left to read, now or later; inside ``run()``, the next to
-    be worked on. Empty while its start is not known. ``committed``: the same by what is committed; empty
-    while nothing is.
+    ``leaving``; ``stopped`` (it has no start, or it leaves, or is another member's). ``positions``: the next
+    physical offset to be handed out, for every physical partition of which something is left to read, now or
+    later; inside ``run()``, the next to be worked on. Empty while its start is not known. ``committed``: the
+    same by what is committed; empty while nothing is.
     """
 
     topic: str
@@ -59,16 +59,6 @@ class MemberSlot:
     stage: str
     positions: Mapping[PhysicalPartition, int]
     committed: Mapping[PhysicalPartition, int]
-
-
-def left_to_read(lineage: Lineage, cursors: Iterable[Cursor]) -> dict[PhysicalPartition, int]:
-    """Return the least next offset of cursors, for every physical partition that they have not left."""
-    found: dict[PhysicalPartition, int] = {}
-    for cursor in cursors:
-        for id_, next_ in cursor.pending(lineage).items():
-            source = lineage.get(id_).source
-            found[source] = min(next_, found.get(source, next_))
-    return found
 
 
 class AssignedSlots:
@@ -308,6 +298,7 @@ class AssignedSlots:
         for assigned in leaving:
             if assigned.in_sink:
                 working.append(assigned.slot)
+            assigned.gone = True
             assigned.stage = SlotStage.LEAVING if assigned.in_sink else SlotStage.STOPPED
         self.reader.disown(working)
         return working
@@ -322,13 +313,14 @@ class AssignedSlots:
             self._take_back(assigned_slots)
         for assigned in assigned_slots:
             # One that leaves is not looked up again; its next owner does that.
-            assigned.stage = SlotStage.STOPPED if assigned.stage is SlotStage.LEAVING else SlotStage.WANTED
+            assigned.stage = SlotStage.STOPPED if assigned.gone else SlotStage.WANTED
             assigned.start, assigned.committed = None, ()
 
     def withdraw(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Read, hand out and commit nothing more of slots that are another member's; they are held still."""
         self._take_back(assigned_slots)
         for assigned in assigned_slots:
+            assigned.gone = True
             assigned.stage, assigned.start, assigned.committed = SlotStage.STOPPED, None, ()
 
     def start_at(self, assigned: AssignedSlot, start: SlotStart) -> None:
