@@ -492,6 +492,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_engine_given.py",
     ),
     (
+        "keep the sink open in doubt where an error arrives",
+        "consumer.group.ownership",
+        "        try:\n            self._pursue(nested)\n        finally:\n            self._keep_open()\n",
+        "        self._pursue(nested)\n        self._keep_open()\n",
+        "unit/test_consumer_waking.py",
+    ),
+    (
         "keep state in a commit that was not sent",
         "consumer.commit.payload",
         "        if payload is not None:\n            payload.aborted()\n        raise\n",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.fetch.batch import SHUT
-from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, OwnershipCheck, OwnershipQuestion
+from kpsplit.consumer.group.ownership import (
+    ASLEEP_SECONDS,
+    OwnershipCheck,
+    OwnershipGuard,
+    OwnershipQuestion,
+)
 from kpsplit.consumer.slots.assigned import AssignedSlot
-from kpsplit.kafka.groups import Owner
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -257,3 +267,43 @@ def test_what_was_asked_by_the_way_says_nothing_of_a_doubt_that_came_since() -> 
     assert ownership.answered(5.2, question, owners(me=1), "me", [slot]) == []
     ownership.settle([slot])
     assert ownership.held
+
+
+class Sink:
+    """Says until when records may be handed out."""
+
+    until = inf
+
+    def keep_open(self, until: float) -> None:
+        self.until = until
+
+
+class Slots(list[AssignedSlot]):
+    """The slots of a member, none of which is ever lost."""
+
+    lost = 0
+
+    def __init__(self, sink: Sink, *assigned_slots: AssignedSlot) -> None:
+        super().__init__(assigned_slots)
+        self.sink = sink
+
+    def still(self, assigned_slots: list[AssignedSlot]) -> list[AssignedSlot]:
+        return assigned_slots
+
+
+def test_a_doubt_shuts_the_sink_although_the_answer_that_is_there_is_an_error() -> None:
+    sink, answer = Sink(), Future[Members]()
+    group = SimpleNamespace(topics={"slots"}, memberid=lambda: "", expelled=lambda: False)
+    executor = SimpleNamespace(ask=lambda question: answer)
+    slots, events = Slots(sink, assigned(1)), SimpleNamespace(trouble=None)
+    parts: tuple[Any, ...] = slots, group, executor, events
+    guard = OwnershipGuard(2.75, *parts, lambda _: None, lambda: 0)
+    guard.turned(monotonic())
+    guard._check._heard -= 2.0
+    guard.turn(nested=True)  # the routine question goes out
+    answer.set_exception(UnreachableError("no answer in time"))
+    group.expelled = lambda: True
+    guard.turned(monotonic())
+    with pytest.raises(KpsplitError, match="no answer in time"):
+        guard.turn(nested=True)
+    assert (guard.held, sink.until) == (True, SHUT)

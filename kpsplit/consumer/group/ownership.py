@@ -272,8 +272,10 @@ class OwnershipGuard:
             self._lose(gone)
         if nested and not self.held and self._group.expelled():
             self._doubt("this member is not in its group any more")
-        self._pursue(nested)
-        self._keep_open()
+        try:
+            self._pursue(nested)
+        finally:
+            self._keep_open()
 
     def _doubt(self, why: str) -> None:
         log.info("kpsplit: %s; nothing is handed out before the group has confirmed the slots", why)
