@@ -140,13 +140,21 @@ def test_an_answer_to_a_question_of_before_a_second_sleep_counts_for_nothing(
     assert ownership.held
 
 
-def test_on_a_machine_where_every_turn_comes_late_answers_that_are_young_count(
-    ownership: OwnershipCheck,
+@pytest.mark.parametrize("second", ["sleep", "refusal"])
+def test_an_answer_that_is_older_than_a_doubt_ends_none_however_young_it_is(
+    ownership: OwnershipCheck, second: str
 ) -> None:
+    """The session may have ended in between: that the coordinator answers proves no heartbeat."""
     one = assigned(1)
     question = asked(ownership, one)
-    assert ownership.turned(15.0, shared=True)
-    assert ownership.answered(15.0, question, owners(me=1), "me", [one]) == []
+    if second == "sleep":
+        assert ownership.turned(13.1, shared=True)
+    else:
+        ownership.doubt(11.1)
+    assert ownership.answered(13.1, question, owners(me=1), "me", [one]) == []
+    ownership.settle([one])
+    assert ownership.held
+    assert ownership.answered(13.3, asked(ownership, one, now=13.2), owners(me=1), "me", [one]) == []
     ownership.settle([one])
     assert not ownership.held
 

@@ -88,7 +88,6 @@ class OwnershipCheck:
     """
 
     def __init__(self, known_for: float, now: float) -> None:
-        self._known_for = known_for
         self._session = 2 * known_for
         self._heard = now
         self._bound = min(known_for, ASLEEP_SECONDS)
@@ -170,8 +169,8 @@ class OwnershipCheck:
         named = [(h, owners[h.place].member) for h in asked if me and h.place in owners]
         if question.doubt == NO_DOUBT:  # it says nothing of a doubt that came since
             return [] if self.held else [h for h, owner in named if owner != me]
-        if question.doubt != self._doubts and now - question.at > self._known_for:
-            return []  # else a machine so busy that every turn comes late would never go on
+        if question.doubt != self._doubts:
+            return []  # however young it is: the session may have ended since then
         self._told, self._ask_at = True, now + AGAIN_SECONDS
         self._confirmed = [h for h, owner in named if owner == me]
         return [h for h, owner in named if owner != me]
