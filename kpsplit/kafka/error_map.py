@@ -24,6 +24,8 @@ _RIGHTS = {
     KafkaError.SASL_AUTHENTICATION_FAILED: "valid credentials (authentication failed)",
     KafkaError._AUTHENTICATION: "valid credentials (authentication failed)",
 }
+COORDINATOR_REFUSES = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""It has read the question. (One that does not let a client log in has not, nor does it get heartbeats.)"""
 _DESCRIBE = "Describe (Read or Write has it)"
 _RIGHT_TO = (
     ("read the settings ", "DescribeConfigs"),

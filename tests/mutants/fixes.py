@@ -506,6 +506,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_waking.py",
     ),
     (
+        "call a coordinator silent that refuses to describe the group",
+        "consumer.group.ownership",
+        "if is_one_of(error.__cause__ or error, COORDINATOR_REFUSES):",
+        "if False:",
+        "unit/test_consumer_waking.py",
+    ),
+    (
         "keep state in a commit that was not sent",
         "consumer.commit.payload",
         "        if payload is not None:\n            payload.aborted()\n        raise\n",

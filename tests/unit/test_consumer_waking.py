@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import monotonic
 from kpsplit.consumer.config import split_config
@@ -20,6 +21,7 @@ from kpsplit.consumer.group.ownership import (
 )
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.kafka.error_map import translate
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -299,19 +301,50 @@ class Slots(list[AssignedSlot]):
         return assigned_slots
 
 
-def test_a_doubt_shuts_the_sink_although_the_answer_that_is_there_is_an_error() -> None:
-    sink, answer = Sink(), Future[Members]()
-    group = SimpleNamespace(topics={"slots"}, memberid=lambda: "", expelled=lambda: False)
+def routinely_asked(sink: Sink, group: SimpleNamespace, answer: Future[Members]) -> OwnershipGuard:
+    """The shell around the decision; its routine question is under way, and has been due for a while."""
+    group.topics, group.memberid, group.expelled = {"slots"}, lambda: "", lambda: False
     executor = SimpleNamespace(ask=lambda question: answer)
     slots, events = Slots(sink, assigned(1)), SimpleNamespace(trouble=None)
     parts: tuple[Any, ...] = slots, group, executor, events
     guard = OwnershipGuard(2.75, *parts, lambda _: None, lambda: 0)
     guard.turned(monotonic())
     guard._check._heard -= 2.0
-    guard.turn(nested=True)  # the routine question goes out
+    guard.turn(nested=True)
+    return guard
+
+
+def test_a_doubt_shuts_the_sink_although_the_answer_that_is_there_is_an_error() -> None:
+    sink, group, answer = Sink(), SimpleNamespace(), Future[Members]()
+    guard = routinely_asked(sink, group, answer)
     answer.set_exception(UnreachableError("no answer in time"))
     group.expelled = lambda: True
     guard.turned(monotonic())
     with pytest.raises(KpsplitError, match="no answer in time"):
         guard.turn(nested=True)
     assert (guard.held, sink.until) == (True, SHUT)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_answer"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, True),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, True),
+        (KafkaError._AUTHENTICATION, False),
+        (KafkaError._TIMED_OUT, False),
+    ],
+)
+def test_a_coordinator_that_refuses_to_describe_the_group_is_not_silent(code: int, is_answer: bool) -> None:
+    """Not so one that does not let the client in: then heartbeats are not let in either."""
+    answer = Future[Members]()
+    guard = routinely_asked(Sink(), SimpleNamespace(), answer)
+    error = KafkaError(code)
+    try:
+        raise translate(error, "describe group g") from KafkaException(error)
+    except KpsplitError as raised:
+        answer.set_exception(raised)
+    guard.turn(nested=True)
+    now = monotonic()
+    for later in (1.0, 2.0, 3.0, 4.0):
+        guard.turned(now + later)
+    assert guard.held is not is_answer

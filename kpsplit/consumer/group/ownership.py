@@ -24,6 +24,7 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.error_map import COORDINATOR_REFUSES, is_one_of
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -74,7 +75,7 @@ class OwnershipCheck:
     names another member                   the slot is lost
     names no member (a rebalance goes on,  it is asked again; where the member was expelled, librdkafka
     or the member was expelled)            learns of it with its next heartbeat
-    cannot be asked                        it is asked again
+    cannot be asked, or refuses            it is asked again
     =====================================  =================================================================
 
     Only what was held when the question was asked, and is the same ``AssignedSlot`` still, is judged by its
@@ -142,8 +143,12 @@ class OwnershipCheck:
         return OwnershipQuestion(self._doubts if self.held else NO_DOUBT, now, tuple(assigned_slots))
 
     def failed(self, now: float) -> None:
-        """The coordinator could not be asked."""
+        """The coordinator could not be asked, or refused."""
         self._ask_at = now + (AGAIN_SECONDS if self.held else self._session / (2 * LOOKS))
+
+    def heard(self, question: OwnershipQuestion) -> None:
+        """The coordinator has answered, whatever it said: it is not silent."""
+        self._heard = max(self._heard, question.at)
 
     def answered(
         self,
@@ -164,7 +169,7 @@ class OwnershipCheck:
             me: this member's id, None or "" while it has none.
             assigned_slots: what the member holds now.
         """
-        self._heard = max(self._heard, question.at)
+        self.heard(question)
         asked = [h for h in assigned_slots if _among(h, question.assigned_slots)]
         named = [(h, owners[h.place].member) for h in asked if me and h.place in owners]
         if question.doubt == NO_DOUBT:  # it says nothing of a doubt that came since
@@ -304,6 +309,8 @@ class OwnershipGuard:
         try:
             members = answer.result()
         except KpsplitError as error:
+            if is_one_of(error.__cause__ or error, COORDINATOR_REFUSES):
+                self._check.heard(question)
             self._check.failed(now)
             if not self.held:
                 return
