@@ -33,9 +33,10 @@ def assigned(index: int) -> AssignedSlot:
     return AssignedSlot(OwnedSlot(PARENT, index, 4), PhysicalPartition("slots", index), Mode.SLOTS)
 
 
-def owners(**names: int) -> dict[PhysicalPartition, Owner]:
+def owners(*, settled: bool = True, **names: int) -> Members:
     """What the coordinator says: which member owns which slot."""
-    return {PhysicalPartition("slots", index): Owner(name, "", "") for name, index in names.items()}
+    assigned = {PhysicalPartition("slots", index): Owner(name, "", "") for name, index in names.items()}
+    return Members(True, settled, assigned)
 
 
 def asked(ownership: OwnershipCheck, *held: AssignedSlot, now: float = 11.0) -> OwnershipQuestion:
@@ -84,7 +85,7 @@ def test_when_the_coordinator_names_the_member_for_every_slot_it_goes_on(ownersh
     assert ownership.answered(11.1, asked(ownership, one, two), owners(me=1), "me", [one, two]) == []
     ownership.settle([one, two])
     assert ownership.held
-    names = {**owners(me=1), **owners(me=2)}
+    names = Members(True, True, {**owners(me=1).assigned, **owners(me=2).assigned})
     assert ownership.answered(12.1, asked(ownership, one, two, now=12.0), names, "me", [one, two]) == []
     ownership.settle([one, two])
     assert not ownership.held
@@ -105,7 +106,7 @@ def test_where_the_coordinator_names_nobody_it_is_asked_again(
     ownership: OwnershipCheck, me: str | None
 ) -> None:
     one = assigned(1)
-    assert ownership.answered(11.1, asked(ownership, one), {}, me, [one]) == []
+    assert ownership.answered(11.1, asked(ownership, one), owners(), me, [one]) == []
     ownership.settle([one])
     assert ownership.held
     assert ownership.question(11.1, [one]) is None
@@ -247,7 +248,7 @@ def test_a_coordinator_that_is_silent_for_a_session_is_a_doubt() -> None:
 def test_whatever_the_coordinator_answers_it_is_not_silent() -> None:
     slot, ownership = assigned(1), awake(1.0, 2.9, 4.8)
     question = asked(ownership, slot, now=5.0)
-    assert ownership.answered(5.5, question, {}, "me", [slot]) == []
+    assert ownership.answered(5.5, question, owners(settled=False), "me", [slot]) == []
     assert ownership.question(7.9, [slot]) is None
     assert ownership.question(8.0, [slot]) is not None
     for now in (6.5, 8.0, 9.5, 11.0, 12.5, 14.0, 15.5):
@@ -268,6 +269,25 @@ def test_slots_that_are_named_for_another_by_the_way_are_asked_about_again() -> 
     assert ownership.answered(5.1, asked(ownership, slot, now=5.0), owners(other=1), "me", [slot]) == [slot]
     ownership.doubt(5.15)
     assert ownership.answered(5.3, asked(ownership, slot, now=5.2), owners(other=1), "me", [slot]) == [slot]
+
+
+@pytest.mark.parametrize(
+    ("answer", "me", "doubtful"),
+    [
+        (owners(), "me", [1, 2]),
+        (owners(me=3), "me", [1, 2]),
+        (owners(me=1), "me", []),
+        (owners(settled=False), "me", []),
+        (owners(), "", []),
+    ],
+)
+def test_a_settled_group_in_which_this_member_owns_nothing_of_what_it_holds_is_a_doubt(
+    answer: Members, me: str, doubtful: list[int]
+) -> None:
+    """Its heartbeats do not arrive, though the coordinator can be asked."""
+    slots, ownership = [assigned(1), assigned(2)], awake(1.0, 2.9, 4.8)
+    found = ownership.answered(5.1, asked(ownership, *slots, now=5.0), answer, me, slots)
+    assert [h.place.partition for h in found] == doubtful
 
 
 def test_what_was_asked_by_the_way_says_nothing_of_a_doubt_that_came_since() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -25,7 +25,7 @@ from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.error_map import COORDINATOR_REFUSES, is_one_of
-from kpsplit.kafka.groups import Members, Owner
+from kpsplit.kafka.groups import Members
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -63,7 +63,8 @@ class OwnershipCheck:
     A member that runs may be cut off from its coordinator alone. Then its session ends just so, and it goes
     on reading, because its slots' brokers answer. librdkafka knows of sessions in a stable classic group only
     (2.16; with KIP-848 it never gives up). So the coordinator is asked now and then, whatever its answer;
-    when it has not answered for as long as the least session, that is a doubt as well.
+    when it has not answered for as long as the least session, that is a doubt as well. So is an answer that
+    names another member for a slot, or this one for none though no rebalance goes on.
 
     A member that is inside a hand-over does not poll the group, so it is not told that it was expelled. But
     its commits are refused then, or its client has no member id any more: that is a doubt as a gap is.
@@ -154,31 +155,36 @@ class OwnershipCheck:
         self,
         now: float,
         question: OwnershipQuestion,
-        owners: Mapping[PhysicalPartition, Owner],
+        members: Members,
         me: str | None,
         assigned_slots: Sequence[AssignedSlot],
     ) -> list[AssignedSlot]:
         """Take an answer; return the slots that are lost. ``settle`` follows.
 
-        To a question that was asked by the way, the slots that it names for others: these are in doubt.
+        To a question that was asked by the way, the slots that are in doubt: those that it names for others;
+        all, where it leaves nothing to this member though no rebalance goes on.
 
         Args:
             now: the time.
             question: what was asked.
-            owners: whom the coordinator names.
+            members: whom the coordinator names.
             me: this member's id, None or "" while it has none.
             assigned_slots: what the member holds now.
         """
         self.heard(question)
         asked = [h for h in assigned_slots if _among(h, question.assigned_slots)]
+        owners = members.assigned
         named = [(h, owners[h.place].member) for h in asked if me and h.place in owners]
-        if question.doubt == NO_DOUBT:  # it says nothing of a doubt that came since
-            return [] if self.held else [h for h, owner in named if owner != me]
+        others = [h for h, owner in named if owner != me]
+        if question.doubt == NO_DOUBT:
+            nothing_left = me and members.settled and len(others) == len(named)
+            # It says nothing of a doubt that came since.
+            return [] if self.held else asked if nothing_left else others
         if question.doubt != self._doubts:
             return []  # however young it is: the session may have ended since then
         self._told, self._ask_at = True, now + AGAIN_SECONDS
         self._confirmed = [h for h, owner in named if owner == me]
-        return [h for h, owner in named if owner != me]
+        return others
 
     def expelled(self) -> None:
         """Librdkafka has reported a loss after the doubt: slots that come now are new."""
@@ -320,11 +326,11 @@ class OwnershipGuard:
             )
             raise self._trouble from error
         me = self._group.memberid()
-        gone = self._check.answered(now, question, members.assigned, me, self._shared_slots())
+        gone = self._check.answered(now, question, members, me, self._shared_slots())
         if not gone:
             return
         if question.doubt == NO_DOUBT:
-            self._doubt("the group names other members for slots of this one")
+            self._doubt("the group does not name this member for slots that it has")
             return
         log.warning("kpsplit: %d slots were given to other members unnoticed", len(gone))
         if nested:
