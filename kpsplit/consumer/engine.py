@@ -123,7 +123,7 @@ class Engine(threading.Thread):
             group,
             executor,
             events,
-            self.membership.lose,
+            self.membership.give_up,
             lambda: self.committer.refused_as_no_member,
         )
         self.run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None

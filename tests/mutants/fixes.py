@@ -494,15 +494,15 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "keep the sink open in doubt where an error arrives",
         "consumer.group.ownership",
-        "        try:\n            self._pursue(nested)\n        finally:\n            self._keep_open()\n",
-        "        self._pursue(nested)\n        self._keep_open()\n",
+        "        finally:\n            self._keep_open()\n",
+        "        finally:\n            pass\n        self._keep_open()\n",
         "unit/test_consumer_waking.py",
     ),
     (
         "end a doubt by an answer that is older",
         "consumer.group.ownership",
         "        if question.doubt != self._doubts:\n",
-        "        if question.doubt != self._doubts and now - question.at > self._session / 2:\n",
+        "        if question.doubt != self._doubts and now - question.at > self.session / 2:\n",
         "unit/test_consumer_waking.py",
     ),
     (
@@ -518,6 +518,27 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "nothing_left = me and members.settled and len(others) == len(named)",
         "nothing_left = False",
         "unit/test_consumer_waking.py",
+    ),
+    (
+        "leave slots unread that a stale coordinator named for others",
+        "consumer.group.ownership",
+        "            self._read_again(members, me)\n",
+        "            pass\n",
+        "unit/test_consumer_engine_waking.py",
+    ),
+    (
+        "stay in a group that names others for slots of this member",
+        "consumer.group.ownership",
+        "if any(now - since >= self._check.session for since, _ in self._withdrawn):",
+        "if False:",
+        "unit/test_consumer_engine_waking.py",
+    ),
+    (
+        "ask a coordinator twice in the same moment",
+        "consumer.group.ownership",
+        'for slots that it has", AGAIN_SECONDS)',
+        'for slots that it has")',
+        "unit/test_consumer_engine_waking.py",
     ),
     (
         "keep state in a commit that was not sent",

@@ -11,11 +11,13 @@ from confluent_kafka import Message
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.group.membership import State, by_hand
+from kpsplit.consumer.group.ownership import AGAIN_SECONDS
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ThreadWorkers
+from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import Mode, Subscribed
@@ -30,7 +32,7 @@ OTHER_KEY = keys_in(slot(1).range, 1)[0]
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with World(session_timeout_ms=6000, heartbeat_interval_ms=5000) as one:
+    with World(session_timeout_ms=6000, heartbeat_interval_ms=4000) as one:
         one.subscribe()
         one.coordinator.give(0, 1)
         one.polls(lambda: one.state is State.STABLE and len(one.reader.owned) == 2, "slots")
@@ -123,11 +125,12 @@ def test_woken_without_its_slots_a_member_drops_what_it_had_buffered_and_tells_o
     world.group_offsets.members = told(other=0, third=1)
     with asleep(world):
         assert world.poll() is None
-    assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
+    assert world.polls(lambda: not world.reader.owned, "the answer") == []
     assert world.poll() is None
+    world.coordinator.lose(0, 1)
+    assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
     assert world.group_offsets.commits == []
     assert world.count("slots_lost") == 2
-    world.coordinator.lose(0, 1)
     world.coordinator.give(0)
     world.group_offsets.members = world.coordinator.members
     world.polls(lambda: world.state is State.STABLE and world.reader.owned, "a slot again")
@@ -142,6 +145,51 @@ def test_slots_that_stay_are_handed_out_when_others_were_lost(world: World) -> N
     assert [m.value() for m in world.take(1)] == [b"1"]
     assert world.poll() is None
     assert set(world.reader.owned) == {slot(1)}
+
+
+def test_slots_that_were_named_for_another_by_a_stale_coordinator_are_read_again_from_the_log(
+    world: World,
+) -> None:
+    """A broker that coordinated the group, was frozen until it was deposed, and wakes up."""
+    buffered(world, record(0), of_other_slot(1))
+    world.group_offsets.members = told(other=0, third=1)
+    asked = world.group_offsets.asked
+    with asleep(world):
+        assert world.poll() is None
+    world.polls(lambda: not world.reader.owned, "the answer")
+    world.group_offsets.members = world.coordinator.members
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots")
+    assert world.group_offsets.asked > asked, "it began from what the log says"
+    world.reader.write(record(2))
+    assert [m.value() for m in world.take(1)] == [b"2"]
+    assert [name for name, _ in world.told] == ["assign"]
+    assert world.count("slots_lost") == world.count("left_group") == 0
+
+
+def test_where_neither_the_client_nor_the_coordinator_says_more_of_such_slots_the_group_is_left(
+    world: World,
+) -> None:
+    world.group_offsets.members = told(other=0, me=1)
+    with asleep(world):
+        assert world.poll() is None
+    world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the answer")
+    world.polls(lambda: ("lost", [0]) in world.told, "the session to end")
+    assert world.count("left_group") == 1
+    assert world.count("slots_lost") == 2
+
+
+def test_a_slot_that_is_named_for_another_by_the_way_is_asked_about_again_a_while_later(
+    world: World,
+) -> None:
+    times: list[float] = []
+
+    def members() -> Members:
+        times.append(monotonic())
+        return told(other=0, me=1)()
+
+    world.group_offsets.members = members
+    world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the answer")
+    assert times[1] - times[0] >= AGAIN_SECONDS
 
 
 def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistics_say_why(
@@ -200,7 +248,9 @@ def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_
     world.group_offsets.members = told(other=0, third=1)
     with asleep(world):
         pass
-    world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss")
+    world.polls(lambda: world.slots.on((SlotStage.STOPPED,)) and not held(world), "the answer")
+    world.coordinator.lose(0, 1)
+    world.polls(lambda: world.told[-1][0] == "lost", "the loss")
     assert [h.slot for h in world.slots] == [mine.slot]
 
 
@@ -263,6 +313,7 @@ def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: World) ->
         world.until(lambda: lanes.seen, "the workers to go on")
         world.until(lambda: lanes.work_queue.stats().processed == 1, "the record of the slot that stays")
         assert lanes.seen == [b"1"]
+        world.coordinator.lose(0)
         assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
 
 

@@ -73,7 +73,7 @@ class OwnershipCheck:
     the coordinator, asked after that      what follows
     =====================================  =================================================================
     names this member                      the slot is confirmed; when all are, records are handed out again
-    names another member                   the slot is lost
+    names another member                   the slot is withdrawn
     names no member (a rebalance goes on,  it is asked again; where the member was expelled, librdkafka
     or the member was expelled)            learns of it with its next heartbeat
     cannot be asked, or refuses            it is asked again
@@ -90,7 +90,8 @@ class OwnershipCheck:
     """
 
     def __init__(self, known_for: float, now: float) -> None:
-        self._session = 2 * known_for
+        self.session = 2 * known_for
+        """The least time in which a session can end."""
         self._heard = now
         self._bound = min(known_for, ASLEEP_SECONDS)
         self._turned = now
@@ -107,7 +108,7 @@ class OwnershipCheck:
         """The moment until which records may be handed out, unless a later turn names a later one."""
         if self.held:
             return SHUT
-        return min(self._turned + self._bound, self._heard + self._session) if self._shared else inf
+        return min(self._turned + self._bound, self._heard + self.session) if self._shared else inf
 
     def turned(self, now: float, *, shared: bool) -> bool:
         """Note a turn; return whether it is the first after a sleep.
@@ -125,12 +126,12 @@ class OwnershipCheck:
 
     def silent(self, now: float) -> bool:
         """Return whether the coordinator's silence is a doubt that there was not yet."""
-        return self._shared and not self.held and now - self._heard >= self._session
+        return self._shared and not self.held and now - self._heard >= self.session
 
-    def doubt(self, now: float) -> None:
-        """The slots may be another member's: hold everything back, and ask."""
+    def doubt(self, now: float, wait: float = 0.0) -> None:
+        """The slots may be another member's: hold everything back, and ask, after a wait."""
         self._doubts += 1
-        self._ask_at = now
+        self._ask_at = now + wait
         self._told, self._confirmed = False, []
         self.held = self._shared
 
@@ -138,14 +139,14 @@ class OwnershipCheck:
         """Return what to ask the coordinator now; None if nothing."""
         if not self.held and not assigned_slots:
             self._heard = now
-        due = self._ask_at if self.held else max(self._ask_at, self._heard + self._session / LOOKS)
+        due = self._ask_at if self.held else max(self._ask_at, self._heard + self.session / LOOKS)
         if not self._shared or now < due:
             return None
         return OwnershipQuestion(self._doubts if self.held else NO_DOUBT, now, tuple(assigned_slots))
 
     def failed(self, now: float) -> None:
         """The coordinator could not be asked, or refused."""
-        self._ask_at = now + (AGAIN_SECONDS if self.held else self._session / (2 * LOOKS))
+        self._ask_at = now + (AGAIN_SECONDS if self.held else self.session / (2 * LOOKS))
 
     def heard(self, question: OwnershipQuestion) -> None:
         """The coordinator has answered, whatever it said: it is not silent."""
@@ -159,7 +160,7 @@ class OwnershipCheck:
         me: str | None,
         assigned_slots: Sequence[AssignedSlot],
     ) -> list[AssignedSlot]:
-        """Take an answer; return the slots that are lost. ``settle`` follows.
+        """Take an answer; return the slots that it names for others. ``settle`` follows.
 
         To a question that was asked by the way, the slots that are in doubt: those that it names for others;
         all, where it leaves nothing to this member though no rebalance goes on.
@@ -208,8 +209,11 @@ class OwnershipGuard:
 
     Owned by the engine's thread. The question is asked in the executor's thread.
 
-    Inside a rebalance nothing is lost by an answer, for on_lost would come inside the hand-over. A slot that
-    is named for another member is read, handed out and committed no more, and lost when the callback ends.
+    No answer loses a slot: it may be that of a broker that was frozen until it coordinated the group no more.
+    A slot that is named for another member is withdrawn: read, handed out and committed no more. It is lost
+    when the client says so. When a later answer, of a group that has settled, names this member, it starts
+    again from the log. If neither comes within a session the group is left: nothing is held by then for which
+    the client and the coordinator agree.
 
     Args:
         known_for: how long it holds good that this member owns its slots, in seconds.
@@ -217,7 +221,7 @@ class OwnershipGuard:
         group: knows this member's id.
         executor: asks the coordinator.
         events: where trouble is noted.
-        lose: drops slots that others own.
+        give_up: has the member leave its group, and says why.
         refusals: how often a commit was refused as of no member of the group.
     """
 
@@ -228,14 +232,15 @@ class OwnershipGuard:
         group: GroupConsumer,
         executor: BrokerExecutor[GroupOffsets],
         events: Events,
-        lose: Callable[[list[AssignedSlot]], None],
+        give_up: Callable[[str], None],
         refusals: Callable[[], int],
     ) -> None:
         self._slots = slots
-        self._lose = lose
+        self._give_up = give_up
         self._refusals = refusals
         self._refusals_seen = 0
-        self._named_for_others: list[AssignedSlot] = []
+        self._withdrawn: list[tuple[float, AssignedSlot]] = []
+        """What was named for other members, and since when."""
         self._group = group
         self._executor = executor
         self._events = events
@@ -277,19 +282,24 @@ class OwnershipGuard:
         Raises:
             KpsplitError: the coordinator could not be asked; records are held back until it can.
         """
-        if self._named_for_others and not nested:
-            gone, self._named_for_others = self._slots.still(self._named_for_others), []
-            self._lose(gone)
         if nested and not self.held and self._group.expelled():
             self._doubt("this member is not in its group any more")
         try:
             self._pursue(nested)
+            if not nested:
+                self._leave_in_time()
         finally:
             self._keep_open()
 
-    def _doubt(self, why: str) -> None:
+    def _leave_in_time(self) -> None:
+        now = monotonic()
+        self._withdrawn = [(since, h) for since, h in self._withdrawn if self._slots.still([h])]
+        if any(now - since >= self._check.session for since, _ in self._withdrawn):
+            self._give_up("the group has named another member for slots of this one, and nothing followed")
+
+    def _doubt(self, why: str, wait: float = 0.0) -> None:
         log.info("kpsplit: %s; nothing is handed out before the group has confirmed the slots", why)
-        self._check.doubt(monotonic())
+        self._check.doubt(monotonic(), wait)
         self._lost_before = self._slots.lost
 
     def _pursue(self, nested: bool) -> None:
@@ -306,7 +316,8 @@ class OwnershipGuard:
             self._ask()
 
     def _ask(self) -> None:
-        question = self._check.question(monotonic(), self._shared_slots())
+        withdrawn = [h for _, h in self._withdrawn]
+        question = self._check.question(monotonic(), [*self._shared_slots(), *withdrawn])
         if question is not None:
             self._asked = question, self._executor.ask(lambda offsets: offsets.members())
 
@@ -326,18 +337,23 @@ class OwnershipGuard:
             )
             raise self._trouble from error
         me = self._group.memberid()
+        if me and members.settled and not nested:
+            self._read_again(members, me)
         gone = self._check.answered(now, question, members, me, self._shared_slots())
         if not gone:
             return
         if question.doubt == NO_DOUBT:
-            self._doubt("the group does not name this member for slots that it has")
+            self._doubt("the group does not name this member for slots that it has", AGAIN_SECONDS)
             return
-        log.warning("kpsplit: %d slots were given to other members unnoticed", len(gone))
-        if nested:
-            self._slots.withdraw(gone)
-            self._named_for_others += gone
-        else:
-            self._lose(gone)
+        log.warning("kpsplit: the group names other members for %d slots of this one", len(gone))
+        self._slots.withdraw(gone)
+        self._withdrawn += [(now, h) for h in gone]
+
+    def _read_again(self, members: Members, me: str) -> None:
+        """Read slots again that were named for others, where the group has settled on this member."""
+        mine = {place for place, owner in members.assigned.items() if owner.member == me}
+        self._slots.read_again(self._slots.still(h for _, h in self._withdrawn if h.place in mine))
+        self._withdrawn = [(since, h) for since, h in self._withdrawn if h.place not in mine]
 
     def _forget_trouble(self) -> None:
         if self._trouble is not None and self._events.trouble is self._trouble:
@@ -348,7 +364,7 @@ class OwnershipGuard:
         self._slots.sink.keep_open(self.until)
 
     def _shared_slots(self) -> list[AssignedSlot]:
-        others = self._named_for_others
+        others = [h for _, h in self._withdrawn]
         return [h for h in self._slots if not h.by_hand and not _among(h, others)]
 
 

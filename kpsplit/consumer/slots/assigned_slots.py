@@ -323,6 +323,12 @@ class AssignedSlots:
             assigned.gone = True
             assigned.stage, assigned.start, assigned.committed = SlotStage.STOPPED, None, ()
 
+    def read_again(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Have slots that were withdrawn start again: they are this member's after all."""
+        for assigned in assigned_slots:
+            assigned.gone = False
+        self.start_anew(assigned_slots)
+
     def start_at(self, assigned: AssignedSlot, start: SlotStart) -> None:
         """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
         assigned.start, assigned.reset = start, False
