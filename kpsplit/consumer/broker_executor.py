@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.splitter.lineage import PhysicalPartition
 
 T = TypeVar("T")
@@ -145,3 +147,33 @@ class QueryClient:
             client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+MEMBERS_SECONDS = 4.0
+"""How long the group's coordinator is waited for; then it is asked again."""
+
+
+class GroupMembers:
+    """Asks who is in the group: with a client of its own, in a thread of its own.
+
+    Its coordinator must not seem silent because commits, or the starts of slots, wait for other brokers.
+    """
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._connection = connection
+        self._group = group
+        self._admin: ClusterAdmin | None = None
+
+    def members(self) -> Members:
+        """Return who is in the group, and what each member owns.
+
+        Raises:
+            KpsplitError: the coordinator could not be asked, or refused.
+        """
+        if self._admin is None:
+            self._admin = ClusterAdmin(self._connection)
+        return describe_members(self._admin, self._group, MEMBERS_SECONDS)
+
+    def close(self) -> None:
+        """End the client."""
+        self._admin = None

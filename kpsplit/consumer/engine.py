@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -61,18 +62,21 @@ class Clients:
     reader: SlotReader
     query_client: QueryClient
     executor: BrokerExecutor[Any]
+    members: BrokerExecutor[Any]
 
     def close(self) -> None:
         """Close all of them but the reader, whatever one raises."""
-        closers: list[Callable[[], object]] = [
-            self.group.close,
-            lambda: self.executor.ask(lambda offsets: offsets.close()),
-            lambda: self.executor.close(CLOSE_SECONDS),
-            self.query_client.close,
-        ]
+        closers: list[Callable[[], object]] = [self.group.close]
+        for executor in (self.executor, self.members):
+            closers += [partial(executor.ask, _close), partial(executor.close, CLOSE_SECONDS)]
+        closers.append(self.query_client.close)
         for closer in closers:
             with suppress(Exception):
                 closer()
+
+
+def _close(owned: Any) -> None:
+    owned.close()
 
 
 class Engine(threading.Thread):
@@ -115,13 +119,13 @@ class Engine(threading.Thread):
         topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
         self.subscribing = Subscribing(settings, self.membership, slots, topics, events)
         self.enrolment_guard = EnrolmentGuard(slots, self.committer)
-        self.peers = PeerAssignments(slots, group, executor, self.membership.slot_at)
+        self.peers = PeerAssignments(slots, group, clients.members, self.membership.slot_at)
         self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
         self.ownership_guard = OwnershipGuard(
             settings.known_for,
             slots,
             group,
-            executor,
+            clients.members,
             events,
             self.membership.give_up,
             lambda: self.committer.refused_as_no_member,

@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.application_requests import ApplicationRequests, OffsetQueries, with_offsets
-from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer, timed_out
+from kpsplit.consumer.broker_executor import BrokerExecutor, GroupMembers, QueryClient, answer, timed_out
 from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS as BROKER_SECONDS
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.config import ConsumerSettings
@@ -62,7 +62,8 @@ class ConsumerSession:
         )
         metadata = Metadata(connection)
         slots = AssignedSlots(metadata, reader, buffer, state, auto_store=settings.auto_store)
-        clients = Clients(group, reader, query_client, self.executor)
+        members = BrokerExecutor("kpsplit-members", GroupMembers(connection, settings.group))
+        clients = Clients(group, reader, query_client, self.executor, members)
         self.engine = Engine(settings, clients, slots, events, pulse)
         buffer.fetch = self.engine.pull
         self.calls = ApplicationRequests(

@@ -541,6 +541,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_engine_waking.py",
     ),
     (
+        "ask the coordinator after all that waits for other brokers",
+        "consumer.engine",
+        "            clients.members,\n            events,\n",
+        "            executor,\n            events,\n",
+        "unit/test_consumer_engine_waking.py",
+    ),
+    (
         "keep state in a commit that was not sent",
         "consumer.commit.payload",
         "        if payload is not None:\n            payload.aborted()\n        raise\n",

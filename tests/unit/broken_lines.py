@@ -250,6 +250,7 @@ class World:
             self.reader,
             engine_world.QueryClient(),  # type: ignore[arg-type]
             BrokerExecutor("errands", engine_world.GroupOffsets()),  # type: ignore[arg-type]
+            BrokerExecutor("members", engine_world.GroupOffsets()),  # type: ignore[arg-type]
         )
         self.slots = AssignedSlots(
             Metadata(),  # type: ignore[arg-type]

@@ -333,6 +333,7 @@ class World:
             self.reader,  # type: ignore[arg-type]
             QueryClient(),  # type: ignore[arg-type]
             BrokerExecutor("errands", self.group_offsets),  # type: ignore[arg-type]
+            BrokerExecutor("members", self.group_offsets),  # type: ignore[arg-type]
         )
         self.settings = chosen
         self.slots = AssignedSlots(

@@ -11,7 +11,7 @@ from confluent_kafka import Message
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.group.membership import State, by_hand
-from kpsplit.consumer.group.ownership import AGAIN_SECONDS
+from kpsplit.consumer.group.ownership import AGAIN_SECONDS, LOOKS
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach
@@ -190,6 +190,23 @@ def test_a_slot_that_is_named_for_another_by_the_way_is_asked_about_again_a_whil
     world.group_offsets.members = members
     world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the answer")
     assert times[1] - times[0] >= AGAIN_SECONDS
+
+
+def test_the_coordinator_is_asked_while_commits_and_starts_wait_for_other_brokers(world: World) -> None:
+    """Its silence would put every slot in doubt."""
+    asked: list[float] = []
+
+    def members() -> Members:
+        asked.append(monotonic())
+        return world.coordinator.members()
+
+    world.group_offsets.starts_gate.clear()
+    looks = world.group_offsets.asked
+    world.coordinator.give(2)
+    world.polls(lambda: world.group_offsets.asked > looks, "the question for the start of the new slot")
+    world.group_offsets.members = members
+    world.polls(lambda: len(asked) > 2 * LOOKS, "questions for longer than a session")
+    assert not world.group_offsets.starts_gate.is_set()
 
 
 def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistics_say_why(

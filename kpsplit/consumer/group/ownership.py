@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from math import inf
 
 from kpsplit.clock import monotonic
-from kpsplit.consumer.broker_executor import BrokerExecutor
-from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.broker_executor import BrokerExecutor, GroupMembers
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group.group_consumer import GroupConsumer
@@ -207,7 +206,7 @@ log = logging.getLogger(__name__)
 class OwnershipGuard:
     """Holds records back in doubt until the coordinator has confirmed the slots: see ``OwnershipCheck``.
 
-    Owned by the engine's thread. The question is asked in the executor's thread.
+    Owned by the engine's thread. The question is asked in a thread of its own.
 
     No answer loses a slot: it may be that of a broker that was frozen until it coordinated the group no more.
     A slot that is named for another member is withdrawn: read, handed out and committed no more. It is lost
@@ -230,7 +229,7 @@ class OwnershipGuard:
         known_for: float,
         slots: AssignedSlots,
         group: GroupConsumer,
-        executor: BrokerExecutor[GroupOffsets],
+        executor: BrokerExecutor[GroupMembers],
         events: Events,
         give_up: Callable[[str], None],
         refusals: Callable[[], int],
@@ -319,7 +318,7 @@ class OwnershipGuard:
         withdrawn = [h for _, h in self._withdrawn]
         question = self._check.question(monotonic(), [*self._shared_slots(), *withdrawn])
         if question is not None:
-            self._asked = question, self._executor.ask(lambda offsets: offsets.members())
+            self._asked = question, self._executor.ask(lambda group: group.members())
 
     def _take(self, question: OwnershipQuestion, answer: Future[Members], nested: bool) -> None:
         now = monotonic()
@@ -386,7 +385,7 @@ class PeerAssignments:
         self,
         slots: AssignedSlots,
         group: GroupConsumer,
-        executor: BrokerExecutor[GroupOffsets],
+        executor: BrokerExecutor[GroupMembers],
         slot_at: Callable[[PhysicalPartition], OwnedSlot | None],
     ) -> None:
         self._slots = slots
@@ -408,7 +407,7 @@ class PeerAssignments:
                 self._take(self._answer, now)
         elif seen != self._seen or now >= self._at:
             self._seen = seen
-            self._answer = self._executor.ask(lambda offsets: offsets.members())
+            self._answer = self._executor.ask(lambda group: group.members())
 
     def _rebalances(self) -> object:
         return self._slots.rebalances, self._slots.handed_over, self._slots.lost
