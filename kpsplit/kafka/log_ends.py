@@ -345,6 +345,12 @@ class LogEnd:
     leader_epoch: int | None
 
 
+def log_end(result: Any) -> LogEnd:
+    """Return what librdkafka's answer says."""
+    epoch = result.leader_epoch
+    return LogEnd(int(result.offset), None if epoch is None or epoch < 0 else epoch)
+
+
 class LogEndQueries(AdminAnswers):
     """Asks for offsets of many partitions at once; asks again while leaders move. Not thread safe."""
 
@@ -404,10 +410,7 @@ class LogEndQueries(AdminAnswers):
         failed: Failed | None,
     ) -> dict[PhysicalPartition, LogEnd]:
         found = self._list_offsets(places, spec, isolation, seconds, failed)
-        return {
-            place: LogEnd(r.offset, None if r.leader_epoch is None or r.leader_epoch < 0 else r.leader_epoch)
-            for place, r in found.items()
-        }
+        return {place: log_end(result) for place, result in found.items()}
 
     def _list_offsets(
         self,

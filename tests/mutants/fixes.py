@@ -403,8 +403,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "look at an open transaction without a pause",
         "consumer.fetch.reader",
-        "rest = LOOK_BEHIND_SECONDS if self._looked.get(source) == at else 0.0",
-        "rest = 0.0",
+        "rest=LOOK_BEHIND_SECONDS if again else 0.0,",
+        "rest=0.0,",
         TRIED_AGAIN + "test_an_open_transaction_before_a_segments_end_is_looked_at_once_a_second",
     ),
     (
@@ -546,6 +546,27 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "            clients.members,\n            events,\n",
         "            executor,\n            events,\n",
         "unit/test_consumer_engine_waking.py",
+    ),
+    (
+        "believe a deposed leader that a log was cut off",
+        "consumer.fetch.gaps",
+        "if short and not found.bounds.before(segment.end_leader_epoch):",
+        "if short:",
+        "unit/test_consumer_tracks.py",
+    ),
+    (
+        "forget by which leader the end of a log was told",
+        "consumer.fetch.physical_reader",
+        "bounds = LogBounds(low.offset, high.offset, stable.offset, high.leader_epoch)",
+        "bounds = LogBounds(low.offset, high.offset, stable.offset)",
+        TRIED_AGAIN + "test_a_deposed_leader_is_asked_once_a_second_until_the_present_one_answers",
+    ),
+    (
+        "ask a leader that knows too little again and again",
+        "consumer.fetch.reader",
+        "again = with_bounds and self._looked.get(source) == position",
+        "again = False",
+        TRIED_AGAIN + "test_a_deposed_leader_is_asked_once_a_second_until_the_present_one_answers",
     ),
     (
         "keep state in a commit that was not sent",

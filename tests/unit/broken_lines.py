@@ -201,7 +201,7 @@ class Brokers:
         there = self._logs[_place(part)]
         earliest = spec is probing._EARLIEST
         offset = (there[0].offset() or 0) if earliest else (there[-1].offset() or 0) + 1
-        return {part: _done(SimpleNamespace(offset=offset))}
+        return {part: _done(SimpleNamespace(offset=offset, leader_epoch=None))}
 
 
 def _done(value: Any) -> Future[Any]:

@@ -211,7 +211,7 @@ class OneStaleBroker:
     """Stands for a ClusterAdmin: every other broker that is asked for the ends of a log does not know it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-        self.there, self.asked = there, 0
+        self.there, self.asked, self.epoch = there, 0, 0
         monkeypatch.setattr(physical_reader, "ClusterAdmin", lambda *_: self)
         monkeypatch.setattr(physical_reader, "ASK_AGAIN_SECONDS", 0.0)
 
@@ -220,7 +220,8 @@ class OneStaleBroker:
         return dict.fromkeys(places, 3) if self.there and self.asked > 1 else {}
 
     def end_offsets(self, places: list[PhysicalPartition], *_: object) -> dict[PhysicalPartition, LogEnd]:
-        return dict.fromkeys(places, LogEnd(9, 0)) if self.there else {}
+        self.epoch += 1
+        return dict.fromkeys(places, LogEnd(9, self.epoch)) if self.there else {}
 
     def known(self, topic: str) -> Any:
         return SimpleNamespace(partitions=(1, 2)) if self.there else None
@@ -233,7 +234,8 @@ def test_a_log_has_no_bounds_for_a_reader_only_when_it_is_certain_that_it_is_gon
     OneStaleBroker(monkeypatch, there)
     reader = PhysicalReader(Connection({"bootstrap.servers": "localhost:1", "log_level": 0}))
     try:
-        assert reader.bounds(PhysicalPartition(TOPIC, 1)) == (LogBounds(3, 9, 9) if there else None)
+        assert reader.bounds(PhysicalPartition(TOPIC, 1)) == (LogBounds(3, 9, 9, 3) if there else None)
+        assert reader.bounds(PhysicalPartition(TOPIC, 1), 9) == (LogBounds(3, 9, 9, 9) if there else None)
     finally:
         reader.close()
 

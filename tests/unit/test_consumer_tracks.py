@@ -23,7 +23,7 @@ from kpsplit.consumer.fetch.gaps import (
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
 from kpsplit.splitter.reading import Cursor, ForeignReason, GapReason
@@ -67,8 +67,15 @@ class Tracks(FetchState):
         """The log was read to its end from where reading stands."""
         return self.at_end(source, self.wanted().get(source, 0), offset)
 
-    def found(self, low: int, high: int, source=PARENT, topic_id: str = "id-of-orders"):
-        return self.examine(source, Found(topic_id, LogBounds(low, high, high)))
+    def found(
+        self,
+        low: int,
+        high: int,
+        source=PARENT,
+        topic_id: str = "id-of-orders",
+        leader_epoch: int | None = None,
+    ):
+        return self.examine(source, Found(topic_id, LogBounds(low, high, high, leader_epoch)))
 
     def tell(self):
         """Tell the application of every gap."""
@@ -431,6 +438,27 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     assert (batch.start, batch.end) == (4, 10)
     assert tracks.events == [GapFound(PARENT, tracks.events[0].gap, 6, None)]  # type: ignore[union-attr]
     assert tracks.wanted()[phantom(0)] == 0
+
+
+@pytest.mark.parametrize(("recorded", "answered"), [(5, 5), (5, 6), (5, None), (None, 4)])
+@pytest.mark.parametrize("high", [3, 4])
+def test_a_leader_that_was_deposed_before_the_segment_ended_cuts_nothing_off(
+    recorded: int | None, answered: int | None, high: int
+) -> None:
+    """It was frozen, wakes up, and does not know yet how long the log has become."""
+    state = operated(UNSPLIT, SPLIT, {0: 10})
+    first, *others = state.lineage
+    lineage = Lineage(PARENT, (replace(first, end_leader_epoch=recorded), *others))
+    tracks = Tracks(replace(state, lineage=lineage), on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0))
+    tracks.end(4)
+    if recorded is not None:
+        assert tracks.found(0, high, leader_epoch=4) == []
+        assert tracks.events == []
+        assert tracks.wanted()[PARENT] == 4, "it is read on"
+    tracks.found(0, high, leader_epoch=answered)
+    assert [event.gap.reason for event in tracks.events if isinstance(event, GapFound)] == [GapReason.CUT_OFF]
 
 
 def test_a_truncated_open_segment_is_never_skipped() -> None:

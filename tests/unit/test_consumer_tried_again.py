@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as reading
 from kpsplit.consumer.fetch.batch import size_of
-from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.gaps import GapFound, GapPolicy, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import Lineage
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.reading import Cursor, GapReason
 from tests.unit.consumer_samples import message
 from tests.unit.engine_world import World, poller_of
 from tests.unit.samples import PARENT, UNSPLIT, operated, split_attempt
@@ -32,14 +35,18 @@ SPLIT = operated(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 
 class Member:
     """A reader of one log; the test says what the client and the brokers answer, and what time it is."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: PartitionState) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, state: PartitionState, on_gap: GapPolicy = GapPolicy.ERROR
+    ) -> None:
         self.events: list[ReadingEvent] = []
         self.now = 100.0
         self.due: list[Message] = []
         self.refusal: int | None = None
         self.asked = 0
+        self.high, self.leader_epoch = 20, 5
         monkeypatch.setattr(reading, "monotonic", lambda: self.now)
-        self.reader = SlotReader(Connection({"bootstrap.servers": "localhost:1"}), {}, self.events.append)
+        connection = Connection({"bootstrap.servers": "localhost:1"})
+        self.reader = SlotReader(connection, {}, self.events.append, on_gap=on_gap)
         self.reader._admin._client = self  # type: ignore[assignment]
         monkeypatch.setattr(self.reader, "_fetch", self._fetched)
         self.reader.update(state)
@@ -71,7 +78,8 @@ class Member:
         ((place, spec),) = asked.items()
         future: Future[Any] = Future()
         committed = isolation_level is probing.IsolationLevel.READ_COMMITTED
-        future.set_result(SimpleNamespace(offset=0 if spec is probing._EARLIEST else 2 if committed else 20))
+        offset = 0 if spec is probing._EARLIEST else 2 if committed else 20
+        future.set_result(SimpleNamespace(offset=min(offset, self.high), leader_epoch=self.leader_epoch))
         return {place: future}
 
 
@@ -113,6 +121,38 @@ def test_an_open_transaction_before_a_segments_end_is_looked_at_once_a_second(
     member.steps(40)
     assert member.asked - before <= 2
     assert not member.events
+    member.reader.close()
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF])
+def test_a_deposed_leader_is_asked_once_a_second_until_the_present_one_answers(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Records are not skipped because it does not know them."""
+    first, *others = SPLIT.lineage
+    ended = replace(SPLIT, lineage=Lineage(PARENT, (replace(first, end_leader_epoch=5), *others)))
+    member = Member(monkeypatch, ended, on_gap=GapPolicy.SKIP_AND_REPORT)
+    member.steps(4)
+    member.high, member.leader_epoch = 2, 4
+    outside = Message(PARENT.topic, PARENT.partition, 2, error=KafkaError(code, "told by a test"))
+    member.due = [message(0, value=b"0"), message(1, value=b"1"), outside]
+    assert member.steps(2) == [b"0", b"1"]
+    before = member.asked
+
+    def go_on() -> None:
+        if code == KafkaError._AUTO_OFFSET_RESET:  # that leader says so whenever it is asked for records
+            member.due = [outside]
+        member.steps(1)
+
+    for _ in range(40):
+        go_on()
+    assert member.asked - before <= 2
+    assert not member.events
+    member.leader_epoch = 5
+    end = monotonic() + 20
+    while not member.events and monotonic() < end:
+        go_on()
+    assert [e.gap.reason for e in member.events if isinstance(e, GapFound)] == [GapReason.CUT_OFF]
     member.reader.close()
 
 

@@ -38,11 +38,20 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """The offsets [low, high) that a log holds; ``stable``: every transaction before it is decided."""
+    """The offsets [low, high) that a log holds; ``stable``: every transaction before it is decided.
+
+    ``leader_epoch``: the one in which ``high`` was said (None: not known).
+    """
 
     low: int
     high: int
     stable: int
+    leader_epoch: int | None = None
+
+    def before(self, leader_epoch: int | None) -> bool:
+        """Return whether a leader said so that was deposed before this epoch, as far as both are known."""
+        mine = self.leader_epoch
+        return mine is not None and leader_epoch is not None and mine < leader_epoch
 
 
 _HINT = "seek behind it, or set kpsplit.gap.policy=skip-and-report"
@@ -72,6 +81,7 @@ def loss(state: PartitionState, segment: Segment, position: int, found: Found) -
     """Return what a log has lost of a segment from a position on; None if it can be read from there.
 
     A log that is shorter than a closed segment has lost its end only when reading has come to the log's end.
+    Not by the word of a leader that was deposed before the segment ended: it does not know the end yet.
     """
     reason = wrong_topic(state, segment.source, found.topic_id)
     if reason is not None:
@@ -83,7 +93,8 @@ def loss(state: PartitionState, segment: Segment, position: int, found: Found) -
         return _loss(
             segment, position, low if segment.end is None else min(low, segment.end), GapReason.EXPIRED
         )
-    if high < position or (high == position and segment.end is not None and high < segment.end):
+    short = high < position or (high == position and segment.end is not None and high < segment.end)
+    if short and not found.bounds.before(segment.end_leader_epoch):
         return _loss(segment, position, segment.end, GapReason.CUT_OFF)
     return None
 

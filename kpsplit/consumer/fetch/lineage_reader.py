@@ -158,7 +158,7 @@ class LineageReader:
         if segment.end is not None and start >= segment.end:
             return None
         lost = self._lost(segment.source)
-        bounds = None if lost else self._reader.bounds(segment.source)
+        bounds = None if lost else self._reader.bounds(segment.source, segment.end_leader_epoch)
         if bounds is None:
             self._gap(segment, start, segment.end or start + 1, lost or GapReason.MISSING)
             return None

@@ -25,7 +25,7 @@ from kpsplit.errors import AuthorizationError, DeadlineExceededError, KpsplitErr
 from kpsplit.kafka.cluster_admin import Absence, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, TRANSIENT_READS, error_of, translate
-from kpsplit.kafka.log_ends import offset_answer
+from kpsplit.kafka.log_ends import log_end, offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 
 BATCH = 1000
@@ -83,8 +83,10 @@ class PhysicalReader:
         self._fetched.clear()
         self._consumer.unassign()
 
-    def bounds(self, source: PhysicalPartition) -> LogBounds | None:
+    def bounds(self, source: PhysicalPartition, leader_epoch: int | None = None) -> LogBounds | None:
         """Return what a physical partition holds now, None if it is certain that there is no such partition.
+
+        Leaders that were deposed before ``leader_epoch`` are asked again.
 
         Raises:
             KpsplitError: the brokers could not be asked or do not agree, or a right is missing.
@@ -95,7 +97,10 @@ class PhysicalReader:
             high = self._admin.end_offsets([source])
             stable = self._admin.end_offsets([source], IsolationLevel.READ_COMMITTED)
             if source in low and source in high and source in stable:
-                return LogBounds(low[source], high[source].offset, stable[source].offset)
+                end = high[source]
+                bounds = LogBounds(low[source], end.offset, stable[source].offset, end.leader_epoch)
+                if not bounds.before(leader_epoch):
+                    return bounds
             found = self._admin.known(source.topic)  # each of these answers may be a stale broker's
             if found is None or source.partition >= len(found.partitions):
                 return None
@@ -303,5 +308,8 @@ class LogProbe:
 
 
 def _answer(described: Future[Any], *offsets: Future[Any]) -> Found:
-    bounds = LogBounds(*(int(offset_answer(asked, 0).offset) for asked in offsets)) if offsets else None
+    bounds = None
+    if offsets:
+        low, high, stable = (log_end(offset_answer(asked, 0)) for asked in offsets)
+        bounds = LogBounds(low.offset, high.offset, stable.offset, high.leader_epoch)
     return Found(str(described.result(0).topic_id), bounds)

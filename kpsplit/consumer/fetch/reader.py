@@ -49,7 +49,7 @@ LONGEST_REST_SECONDS = 30.0
 """How long a log that cannot be read rests before it is tried again: at first, and at most."""
 
 LOOK_BEHIND_SECONDS = 1.0
-"""How often the bounds of a log are asked for that is held up by an open transaction."""
+"""How often the bounds of a log are asked for where reading does not go on: an open transaction, say."""
 
 GROWTH = 4
 _TRANSIENT = TRANSIENT_READS | {
@@ -115,7 +115,7 @@ class SlotReader:
         self._rests: dict[PhysicalPartition, tuple[float, float]] = {}
         """By stopped log: when it is tried again (0: not set), and how long it rests then."""
         self._looked: dict[PhysicalPartition, int] = {}
-        """Where the bounds of a log that is held up were asked for."""
+        """Where the bounds of a log were asked for, and nothing followed from the answer."""
         self._held_back = False
         self._count = 16
         self._size = 0
@@ -330,9 +330,8 @@ class SlotReader:
                 self._consumer.incremental_assign([_place(s, offset) for s, offset in coming.items()])
         new = {source.topic for source in coming} - {source.topic for source in self._assigned}
         self._assigned.update(coming)
-        for (
-            topic
-        ) in new:  # the client looks for leaders once a second by itself, and reads nothing until then
+        for topic in new:
+            # The client looks for leaders once a second by itself, and reads nothing until then.
             with suppress(KafkaException):  # it does not wait for the answer, and says so
                 self._consumer.list_topics(topic, timeout=0)
 
@@ -390,10 +389,7 @@ class SlotReader:
 
     def _look_behind(self, fetch_state: FetchState, source: PhysicalPartition) -> None:
         if fetch_state.cut_short(source) and source not in self._probes:
-            at = self._assigned[source]
-            rest = LOOK_BEHIND_SECONDS if self._looked.get(source) == at else 0.0
-            self._looked[source] = at
-            self._probe(fetch_state, source, at, with_bounds=True, holds_up=False, rest=rest)
+            self._probe(fetch_state, source, self._assigned[source], with_bounds=True, holds_up=False)
 
     def _probe(
         self,
@@ -403,10 +399,10 @@ class SlotReader:
         *,
         with_bounds: bool,
         holds_up: bool = True,
-        rest: float = 0.0,
     ) -> None:
         if source in self._probes:
             return
+        again = with_bounds and self._looked.get(source) == position
         retired = fetch_state.state.is_retired(source.topic)
         self._probes[source] = LogProbe(
             self._admin(),
@@ -416,7 +412,7 @@ class SlotReader:
             with_bounds=with_bounds,
             holds_up=holds_up,
             retired=retired,
-            rest=rest,
+            rest=LOOK_BEHIND_SECONDS if again else 0.0,
         )
         if holds_up:
             self._identified.discard(source.topic)
@@ -443,7 +439,10 @@ class SlotReader:
             return []
         if wrong_topic(fetch_state.state, probe.source, probe.found.topic_id) is None:
             self._identified.add(probe.source.topic)
-        return fetch_state.examine(probe.source, probe.found)
+        batches = fetch_state.examine(probe.source, probe.found)
+        if probe.found.bounds is not None and fetch_state.wanted().get(probe.source) == probe.position:
+            self._looked[probe.source] = probe.position
+        return batches
 
 
 def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:

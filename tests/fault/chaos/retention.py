@@ -159,9 +159,9 @@ class WholeLogs(PhysicalReader):
         super().__init__(connection, patience)
         self._archive = archive
 
-    def bounds(self, source: PhysicalPartition) -> LogBounds | None:
+    def bounds(self, source: PhysicalPartition, leader_epoch: int | None = None) -> LogBounds | None:
         """Return what a log has held; see ``PhysicalReader``."""
-        found = super().bounds(source)
+        found = super().bounds(source, leader_epoch)
         removed = source in self._archive.starts
         return replace(found, low=0) if found is not None and removed else found
 
