@@ -9,7 +9,8 @@ aborted and its range commits with it. The order inside a commit matters:
 3. the transaction is committed.
 
 So a member that asks where the log ends *after* a rebalance gave it a slot gets an end after every
-record of an earlier owner whose transaction can still be committed (``kafka.offset_log``).
+record of an earlier owner whose transaction can still be committed (``kafka.offset_log``). That holds for
+an answer of the log's present leader: protocol, section 11.
 """
 
 from __future__ import annotations
