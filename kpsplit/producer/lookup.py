@@ -185,7 +185,8 @@ class Search:
             stamp = Stamp.decode(value)
         except RecordError:
             return
-        note_own(self.found, offset, stamp, self.home, self.instance, self.wanted)
+        opened = self.segment.opened_epoch
+        note_own(self.found, offset, stamp, self.home, opened, self.instance, self.wanted)
 
 
 class Lookup:

@@ -22,8 +22,9 @@ from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.reading import Cursor, _Walk
+from kpsplit.splitter.records import data
 from kpsplit.splitter.records.data import Stamp
-from tests.sim import members, operators
+from tests.sim import members, operators, producers
 from tests.sim.members import Coordinator, OffsetLog
 from tests.sim.operators import Operator
 
@@ -150,6 +151,15 @@ def take_any_attempts_readiness(patch: pytest.MonkeyPatch) -> None:
 
 def read_strays_of_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "_is_stray", lambda segment, _: segment.kind is SegmentKind.OVERFLOW)
+
+
+def take_a_stray_for_its_copy(patch: pytest.MonkeyPatch) -> None:
+    """A search finds the stray, which readers skip, and looks no further."""
+
+    def note_own(found: Any, offset: int, stamp: Any, home: int, _: int, instance: int, wanted: Any) -> None:
+        data.note_own(found, offset, stamp, home, 0, instance, wanted)
+
+    patch.setattr(producers, "note_own", note_own)
 
 
 def read_past_the_marker_of_an_attempt_under_way(patch: pytest.MonkeyPatch) -> None:

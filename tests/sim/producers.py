@@ -340,7 +340,15 @@ class SimLookup:
         search.begins_at(log.start)
         for entry in log.from_offset(search.next, 1 << 30):
             if entry.offset < (search.segment.end or 0):
-                note_own(search.found, entry.offset, entry.stamp, search.home, search.instance, search.wanted)
+                note_own(
+                    search.found,
+                    entry.offset,
+                    entry.stamp,
+                    search.home,
+                    search.segment.opened_epoch,
+                    search.instance,
+                    search.wanted,
+                )
 
 
 class SimProducer:

@@ -193,6 +193,21 @@ OVERTAKEN: list[Event] = [
 ]
 """A stray without a key goes to a segment where a higher number is written; that one's place is not told."""
 
+STRAY_AND_ITS_COPY: list[Event] = [
+    *STRAY_IN_THE_REOPENED_PARENT,
+    ("sleep", 0, 0),
+    ("acknowledge", 0, 0),
+    *[("turn", 0, 0, 1)] * 4,
+    ("produce", 0, LOW),
+    ("sleep", 0, 1),
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *ASLEEP,
+    *[("write", 0, 0)] * 2,
+    ("acknowledge", 0, 3),
+    ("sleep", 0, 0),
+]
+"""A stray lies in the reopened parent; its copy lands after the next cut, and its place is not told."""
+
 READING_IN_THE_FENCE: list[Event] = [
     *SENT,
     ("plan", 0, 9, 0, 1, 2, 0),
@@ -278,6 +293,7 @@ WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
     (guards.send_rejected_records_again_blindly, REJECTED, "DUPLICATE"),
     (guards.take_numbers_for_the_order_of_sending, OVERTAKEN, "DUPLICATE"),
     (guards.read_strays_of_an_older_epoch, STRAY_IN_THE_REOPENED_PARENT, "DUPLICATE"),
+    (guards.take_a_stray_for_its_copy, STRAY_AND_ITS_COPY, "LOST"),
     (guards.read_past_the_marker_of_an_attempt_under_way, READING_IN_THE_FENCE, "READINGS"),
     (
         guards.go_on_with_an_old_state_when_a_retirement_is_not_read_back,

@@ -40,6 +40,7 @@ class Log:
         self.portion = 1000
         self.silent = False
         self.error: KafkaError | None = None
+        self.strays: set[int] = set()
 
     # -- the connection ------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class Log:
         return found
 
     def _message(self, offset: int) -> Message:
-        stamp = Stamp(1, INSTANCE, offset, HOME).encode()
+        stamp = Stamp(0 if offset in self.strays else 1, INSTANCE, offset, HOME).encode()
         return Message(topic=PLACE.topic, partition=0, offset=offset, headers=[(STAMP_HEADER, stamp)])
 
 
@@ -111,6 +112,14 @@ def test_a_search_ends_when_everything_is_found() -> None:
     log.portion = 10
     search = searched(log, search_for(3, 5))
     assert search.found == {3: 3, 5: 5} and search.next == 10
+
+
+def test_a_stray_in_the_segment_is_passed_over() -> None:
+    """It was sent in an older epoch than the segment's: no reader delivers it."""
+    log = Log(end=200)
+    log.strays = {3}
+    search = searched(log, search_for(3, 5))
+    assert (search.found, search.complete) == ({5: 5}, True)
 
 
 def test_a_try_that_takes_too_long_says_how_far_it_is_and_the_next_one_goes_on_there() -> None:

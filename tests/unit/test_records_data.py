@@ -165,7 +165,7 @@ def test_of_a_producers_own_copies_in_a_log_the_first_counts_and_others_records_
         Stamp(1, 7, 5, HOME),
     ]
     for offset, stamp in enumerate(log, 20):
-        note_own(found, offset, stamp, HOME, 7, {3, 4})
+        note_own(found, offset, stamp, HOME, 1, 7, {3, 4})
     assert found == {3: 20, 4: 23}
 
 
@@ -173,5 +173,13 @@ def test_a_copy_of_a_producers_record_from_elsewhere_is_not_taken_for_its_own() 
     """The same numbers name other records in the producer's other partitions."""
     found: dict[int, int] = {}
     for offset, stamp in enumerate([Stamp(1, 7, 3, HOME + 1), Stamp(1, 7, 3)]):
-        note_own(found, offset, stamp, HOME, 7, {3})
+        note_own(found, offset, stamp, HOME, 1, 7, {3})
     assert found == {}
+
+
+def test_a_stray_is_not_taken_for_the_copy_that_was_sent_again_for_it() -> None:
+    """A producer that slept wrote it into the segment that a later epoch opened; readers skip it there."""
+    found: dict[int, int] = {}
+    for offset, epoch in enumerate((0, 1, 2), 20):
+        note_own(found, offset, Stamp(epoch, 7, 3, HOME), HOME, 2, 7, {3})
+    assert found == {3: 22}

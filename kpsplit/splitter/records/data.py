@@ -86,19 +86,30 @@ def instance_name(instance: int) -> str:
 
 
 def note_own(
-    found: dict[int, int], offset: int, stamp: Stamp | None, home: int, instance: int, wanted: Container[int]
+    found: dict[int, int],
+    offset: int,
+    stamp: Stamp | None,
+    home: int,
+    opened_epoch: int,
+    instance: int,
+    wanted: Container[int],
 ) -> None:
     """Note where a record stands if it is a producer's own and is looked for; of its copies the first counts.
+
+    A stray is none of its copies: readers skip it, so what was sent again for it has still to be found.
 
     Args:
         found: offsets by sequence number, of what was read before in the order of the log.
         offset: where the record stands.
         stamp: what its stamp says, None if it has none.
         home: of the log.
+        opened_epoch: of the segment in which the record stands.
         instance: the producer's.
         wanted: the sequence numbers that are looked for.
     """
-    if stamp is not None and stamp.home == home and stamp.instance == instance and stamp.sequence in wanted:
+    if stamp is None or stamp.epoch < opened_epoch:
+        return
+    if stamp.home == home and stamp.instance == instance and stamp.sequence in wanted:
         found.setdefault(stamp.sequence, offset)
 
 
