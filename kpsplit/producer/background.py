@@ -131,7 +131,7 @@ class BackgroundThread(threading.Thread):
         self._attempt(fences.acknowledge)
         self._attempt(fences.release)
         self._attempt(fences.report_pauses)
-        self._attempt(fences.look_up)
+        self._attempt(fences.look_up, by_topic=True)
         if not self._failures:
             self.last_error = None
 
@@ -141,7 +141,7 @@ class BackgroundThread(threading.Thread):
         """Do one task; return whether it was done.
 
         One that failed is logged, and rests for a moment; the others are done all the same.
-        ``by_topic``: a missing right concerns one topic only, and the task itself fails that topic's records.
+        ``by_topic``: a missing right concerns one topic only, and the task itself sees to its records.
         """
         name = task.__name__
         if monotonic() < self._failures.get(name, 0.0):

@@ -192,12 +192,20 @@ class FenceTask:
         self._lookups = {place: lookup for place, lookup in self._lookups.items() if place in unclear}
         for place, search in begun.items():
             self._lookups[place] = Lookup(self._feed.connection, search)
+        failed: KpsplitError | None = None
         for place, (send_state, writer) in unclear.items():
             lookup = self._lookups[place]
-            if place not in begun and lookup.done():
+            if place in begun or not lookup.done():
+                continue
+            try:
                 lookup.check()
-                del self._lookups[place]
-                self._looked_up(send_state, writer, lookup.search)
+            except KpsplitError as error:  # one log that cannot be read does not stop the others
+                failed = failed or error
+                continue
+            del self._lookups[place]
+            self._looked_up(send_state, writer, lookup.search)
+        if failed is not None:
+            raise failed
 
     def _search(self, send_state: SendState, writer: RouteWriter) -> Search:
         """Return the search for what is unplaced: no more is added to it once nothing is in flight."""

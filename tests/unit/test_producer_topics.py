@@ -113,6 +113,60 @@ def test_a_partition_is_used_once_the_producer_itself_has_seen_it(monkeypatch: p
     assert background._topics._metadata_at > 0.0
 
 
+class SearchedLog:
+    """A log in which a producer's own records are looked for: found at once, or it may not be read."""
+
+    def __init__(self, error: KpsplitError | None = None) -> None:
+        self._error = error
+        self.search = SimpleNamespace(found={7: 3}, complete=True)
+
+    def done(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class UnclearPartition:
+    """A partition with a closed segment in which one record is looked for."""
+
+    def __init__(self, topic: str) -> None:
+        self.state = PartitionState.unsplit(PhysicalPartition(topic, 0), "id")
+        self.found: dict[int, int] = {}
+
+    def busy(self) -> bool:
+        return False
+
+    def waiting(self) -> int:
+        return 0
+
+    def unclear(self) -> list[Any]:
+        return [] if self.found else [SimpleNamespace(segment=SimpleNamespace(id=0))]
+
+    def looked_up(self, _: object, found: dict[int, int], *, complete: bool) -> list[Any]:
+        self.found = found
+        return []
+
+
+def test_a_log_that_may_not_be_read_keeps_no_other_from_being_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground()
+    background = library(ground, monkeypatch, {"slow": KpsplitError("no answer"), "orders": 1}, "slow")
+    secret, orders = UnclearPartition("secret"), UnclearPartition("orders")
+    denied = AuthorizationError("could not read secret/0")
+    searches: Any = {(secret.state.parent, 0): SearchedLog(denied), (orders.state.parent, 0): SearchedLog()}
+    background._fences._lookups = searches
+    monkeypatch.setattr(ground.state, "send_states", lambda: [secret, orders])
+    ground.held.hold_unrouted("slow", ground.content(b"waits"), -1)
+    background._turn()
+    ground.state.callbacks.run()
+    assert orders.found == {7: 3} and not secret.found
+    assert ground.told == [] and list(ground.state.unrouted) == ["slow"]
+    assert "could not read secret/0" in str(background.last_error)
+
+
 class Unanswered(Future[Any]):
     """An answer that does not come: nobody may wait for it."""
 
