@@ -345,6 +345,26 @@ def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
     assert work_queue.error is None
 
 
+def test_a_record_wakes_a_worker_although_others_that_were_idle_are_cancelled() -> None:
+    """A cancelled worker waits for its next wake-up; the one before is still in the queue of the idle."""
+    work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
+    call = asynchronous(cancelling("cancels the others"), transactional=False)
+    workers = CoroutineWorkers(work_queue, 3, call, letter_as_output)
+    start(work_queue)
+    workers.start()
+    for offset in range(3):
+        eventually(lambda: idle(workers) == 3, "all workers to wait")
+        work_queue.offer(batch([A], start=offset))
+        eventually(lambda: work_queue.stats().processed > offset, f"record {offset}")  # noqa: B023 - at once
+    work_queue.end()
+    assert workers.join(Deadline(PATIENCE))
+
+
+def idle(workers: CoroutineWorkers) -> int:
+    """Return how many workers wait to be woken."""
+    return sum(not turn.done() for turn in list(workers._idle))
+
+
 def test_a_handler_that_is_cancelled_by_itself_ends_the_run_where_failures_do() -> None:
     work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
     workers = CoroutineWorkers(

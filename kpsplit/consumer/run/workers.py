@@ -461,11 +461,12 @@ class CoroutineWorkers:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _wake_now(self, lanes: int) -> None:
-        count = len(self._idle) if lanes < 0 else min(lanes, len(self._idle))
-        for _ in range(count):
+        left = ALL if lanes < 0 else lanes
+        while left > 0 and self._idle:
             turn = self._idle.popleft()
-            if not turn.done():
+            if not turn.done():  # else its worker was cancelled, and waits for another turn
                 turn.set_result(None)
+                left -= 1
 
 
 def _failure(error: asyncio.CancelledError) -> Exception:
