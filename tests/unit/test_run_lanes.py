@@ -208,6 +208,21 @@ def test_a_slot_is_divided_further_when_others_have_left() -> None:
     assert sorted(given) == list(range(50))
 
 
+def test_what_a_policy_remembers_of_a_record_goes_with_it_when_its_lane_is_divided() -> None:
+    """Else it would be given its attempts anew at each division."""
+    lanes = scheduler(wanted=1)
+    lanes.offer(batch([A, B, A]))
+    failed = take(lanes)
+    lanes.park(failed)
+    failed.memory = "failed once"
+    lanes.unpark(failed)
+    lanes._wanted = 8
+    lanes.offer(batch([], start=3))
+    again, other = take(lanes), take(lanes)
+    assert (again.record.offset(), again.memory) == (0, "failed once")
+    assert (other.record.offset(), other.memory) == (1, None)
+
+
 def test_a_lane_that_is_worked_on_or_failed_is_not_divided() -> None:
     lanes = scheduler(wanted=1)
     lanes.offer(batch([A, A]))

@@ -420,9 +420,10 @@ class LaneScheduler:
             raise
 
     def _divided(self, lane: Lane, factor: int) -> list[Lane]:
-        ranges = lane.range.split_evenly(factor)
-        parts = [Lane(next(self._serials), lane.slot_queue, range_) for range_ in ranges]
-        lows = [range_.lo for range_ in ranges]
+        parts = [Lane(next(self._serials), lane.slot_queue, r) for r in lane.range.split_evenly(factor)]
+        lows = [part.range.lo for part in parts]
+        if lane.queue:  # the attempts of its first record go with that
+            parts[bisect_right(lows, lane.queue[0].hash) - 1].memory = lane.memory
         for entry in lane.queue:
             parts[bisect_right(lows, entry.hash) - 1].append(entry)
         return parts
