@@ -108,6 +108,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "if stamp is None:",
         "unit/test_producer_lookup.py::test_a_stray_in_the_segment_is_passed_over",
     ),
+    (
+        "believe one leader about where the changelog of a slot ends",
+        "consumer.state.changelog",
+        "        if owned:\n",
+        "        if False:\n",
+        "unit/test_state_changelogs.py",
+    ),
     # between the fetch client and the application
     (
         "read on after an exception",

@@ -49,6 +49,7 @@ class Logs:
 
     def __init__(self) -> None:
         self.length = 0
+        self.key = b"k"
         self.headers: list[tuple[str, str | bytes | None]] = []
         self.refuses = False
         """The client refuses every change of its assignment."""
@@ -76,7 +77,7 @@ class Logs:
                     topic=LOG,
                     partition=part.partition,
                     offset=offset,
-                    key=b"k",
+                    key=self.key,
                     value=b"%d" % offset,
                     headers=self.headers or headers_for(slot),
                 )
@@ -108,7 +109,7 @@ class Logs:
     def name(self, slot: SlotId) -> str:
         return LOG
 
-    def facts(self, slots: Sequence[SlotId], deadline: Any) -> dict[SlotId, ChangelogFacts]:
+    def facts(self, slots: Sequence[SlotId], deadline: Any, *, owned: bool) -> dict[SlotId, ChangelogFacts]:
         return {slot: ChangelogFacts("id", 0, self.length, 86_400_000) for slot in slots}
 
 
@@ -180,6 +181,16 @@ def test_a_record_of_a_newer_version_ends_the_restoration_and_garbage_does_not(s
     refused = scene.take(OTHER)
     eventually(lambda: refused.error, "the refusal")
     assert isinstance(refused.error, FutureVersionError)
+
+
+def test_records_that_show_where_the_log_ended_are_passed_over_and_are_no_garbage(scene: Scene) -> None:
+    scene.logs.length = 3
+    scene.logs.headers, scene.logs.key = [("other", b"")], b"kpsplit.end.0123456789abcdef"
+    owned = scene.take(SLOT)
+    eventually(lambda: owned.marker, "the slot")
+    assert owned.marker is not None and owned.marker.position == 3
+    assert scene.follower.counts["garbage"] == scene.follower.counts["restored"] == 0
+    assert owned.get(scene.logs.key) is None
 
 
 def test_a_warm_copy_that_was_given_up_is_followed_again_when_the_group_is_as_before(

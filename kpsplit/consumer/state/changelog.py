@@ -3,15 +3,19 @@
 Header ``kpc``, 9 bytes, big-endian: format version (1), partition (4), slots per partition (2), index (2). A
 null value is a tombstone. The version stands in a header and not in the key, so that a record in a newer form
 still replaces an older one of the same key when the topic is compacted.
+
+An end record has a key of its own and no header: who takes a slot writes one to learn where the log ends.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from secrets import token_bytes
 from threading import Lock
 
 from confluent_kafka import (
@@ -55,6 +59,8 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 HEADER = "kpc"
+_END_KEY = b"kpsplit.end."
+_END_BYTES = 16
 
 Headers = Sequence[tuple[str, str | bytes | None]] | None
 
@@ -62,6 +68,12 @@ Headers = Sequence[tuple[str, str | bytes | None]] | None
 def headers_for(slot: SlotId) -> list[tuple[str, str | bytes | None]]:
     """Return the headers of the changelog records of a slot."""
     return [(HEADER, bytes([VERSION]) + slot.place)]
+
+
+def is_end_record(key: bytes | None, headers: Headers) -> bool:
+    """Return whether a record only shows where the log ended; an application's record may have any key."""
+    marked = any(name == HEADER for name, _ in headers or ())
+    return not marked and key is not None and key.startswith(_END_KEY)
 
 
 def check_record(slot: SlotId, key: bytes | None, headers: Headers) -> None:
@@ -123,12 +135,18 @@ class Changelogs:
         self._group = group
         self._admin = ClusterAdmin(connection)
         self._checked: dict[str, _Checked] = {}
+        self._producer: Producer | None = None
 
     def name(self, slot: SlotId) -> str:
         return changelog_topic(self._group, slot.topic)
 
-    def facts(self, slots: Sequence[SlotId], deadline: Deadline) -> dict[SlotId, ChangelogFacts]:
+    def facts(
+        self, slots: Sequence[SlotId], deadline: Deadline, *, owned: bool
+    ) -> dict[SlotId, ChangelogFacts]:
         """Return what the changelog partitions of slots of one topic hold now; it is made if it is missing.
+
+        ``owned``: everything that was acknowledged before the call lies before ``high``, whatever a broker
+        believes. For warm copies one broker's word is enough.
 
         Raises:
             CheckFailedError: the topic exists and is not as it has to be. AuthorizationError: a right is
@@ -141,15 +159,62 @@ class Changelogs:
             checked = self._checked[name] = self._check(name, last, deadline)
         places = {slot: PhysicalPartition(name, slot.number) for slot in slots}
         low = self._admin.start_offsets(places.values())
-        high = self._admin.end_offsets(places.values())
+        if owned:
+            high = self._written_ends(name, places.values(), deadline)
+        else:
+            high = {place: end.offset for place, end in self._admin.end_offsets(places.values()).items()}
         if len(low) < len(places) or len(high) < len(places):
             del self._checked[name]
             raise UnreachableError(f"some partitions of {name} do not answer", hint="retry")
         topic_id, retention = checked.topic_id, checked.delete_retention_ms
         return {
-            slot: ChangelogFacts(topic_id, low[place], high[place].offset, retention)
+            slot: ChangelogFacts(topic_id, low[place], high[place], retention)
             for slot, place in places.items()
         }
+
+    def _written_ends(
+        self, name: str, places: Collection[PhysicalPartition], deadline: Deadline
+    ) -> dict[PhysicalPartition, int]:
+        """Write a record to each partition; return where it stands.
+
+        To ask for the high watermark is wrong: a broker that led the partition, was frozen and wakes up names
+        the end that it remembers. But it acknowledges no write (docs/protocol.md, 5.2).
+        """
+        if self._producer is None:
+            self._producer = self._connection.open_producer(
+                "changelog-end", acks="all", enable_idempotence=False, linger_ms=0, message_timeout_ms=60_000
+            )
+        producer, what = self._producer, f"write to {name}"
+        ends: dict[PhysicalPartition, int] = {}
+        errors: list[KafkaError] = []
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is not None:
+                errors.append(error)
+            elif offset is not None and offset >= 0:
+                ends[PhysicalPartition(name, message.partition() or 0)] = offset
+
+        try:
+            with suppress(KafkaException):  # it may remember fewer partitions; the next answer shows it
+                producer.list_topics(name, timeout=1.0)
+            for place in places:
+                # A key of its own: compaction would take it for a newer record of another one. No value:
+                # compaction would keep it.
+                key = _END_KEY + token_bytes(_END_BYTES)
+                send = partial(producer.produce, name, key=key, partition=place.partition, on_delivery=report)
+                _produce(producer, send, deadline)
+            while len(ends) + len(errors) < len(places) and not deadline.expired():
+                producer.poll(min(_LOOK_SECONDS, deadline.left()))
+            if errors:
+                raise translate(errors[0], what, writing=True)
+        except UsageError as error:
+            raise UnreachableError(f"some partitions of {name} are not known yet", hint="retry") from error
+        if len(ends) < len(places):
+            raise UnknownOutcomeError(
+                f"could not {what}: no acknowledgement in time", hint="it is tried again"
+            )
+        return ends
 
     def _is_still(self, name: str, slot: SlotId, checked: _Checked) -> bool:
         if slot.slots != checked.slots or slot.number >= checked.partitions:

@@ -19,7 +19,7 @@ from threading import Event, Thread
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.consumer.state.changelog import Changelogs, check_record
+from kpsplit.consumer.state.changelog import Changelogs, check_record, is_end_record
 from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import ChangelogFacts, RestoreMarker, Storage, start_from
@@ -240,7 +240,8 @@ class Follower:
 
     def _open_group(self, group: list[SlotId]) -> None:
         now = _now_ms()
-        facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS))
+        owned = any(self._opening[slot] is not None for slot in group)
+        facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS), owned=owned)
         for slot in group:
             self._assign(self._begin(slot, self._opening[slot], facts[slot], now))
             del self._opening[slot]  # after what may fail: the exception reaches what waits for the slot
@@ -307,9 +308,12 @@ class Follower:
         if error is not None:
             self._take_error(copy, error, message.offset() or 0)
             return
-        key, offset = message.key(), message.offset() or 0
+        key, offset, headers = message.key(), message.offset() or 0, headers_of(message)
+        if is_end_record(key, headers):
+            copy.passed(offset + 1)
+            return
         try:
-            check_record(copy.slot, key, headers_of(message))
+            check_record(copy.slot, key, headers)
         except KpsplitError as refusal:
             if isinstance(refusal, RecordError) and not isinstance(refusal, FutureVersionError):
                 self.counts["garbage"] += 1

@@ -69,7 +69,8 @@ class RestoreMarker:
 class ChangelogFacts:
     """A changelog partition as the brokers describe it: it holds [low, high).
 
-    ``high`` is the high watermark: it also counts what belongs to transactions that are not decided yet.
+    ``high`` also counts what belongs to transactions that are not decided yet. For a slot that is taken it is
+    where this process wrote a record to learn it, for a warm copy the high watermark.
     """
 
     topic_id: str

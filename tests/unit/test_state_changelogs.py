@@ -1,0 +1,176 @@
+"""What a group's changelogs are made of and how far they reach, without brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kpsplit.clock import Deadline
+from kpsplit.consumer.state import changelog as module
+from kpsplit.consumer.state.changelog import Changelogs, check_record, is_end_record
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.errors import KpsplitError, RecordError, UnknownOutcomeError, UnreachableError
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.splitter.lineage import PhysicalPartition
+
+SLOT = SlotId("orders", 0, 0, 4)
+
+
+@dataclass(frozen=True)
+class End:
+    offset: int
+
+
+class Brokers:
+    """Three brokers with the topic orders and what is made there: a connection, its clients, an admin.
+
+    ``ends``: where the next record of each changelog partition stands; ``believed``: what the leader says of
+    that; ``errors``: of writes, by partition.
+    """
+
+    def __init__(self) -> None:
+        self.partitions, self.alive = 1, 3
+        self.made: dict[str, TopicFacts] = {}
+        self.ends: dict[int, int] = {}
+        self.believed: dict[int, int] = {}
+        self.errors: dict[int, int] = {}
+        self.silent = False
+        self.written: list[tuple[int, bytes]] = []
+        self.opened: list[dict[str, Any]] = []
+        self._reports: list[Callable[[], None]] = []
+        self.client = self
+
+    # a connection
+
+    def open_producer(self, role: str, **config: Any) -> Brokers:
+        self.opened.append(config)
+        return self
+
+    # a producer
+
+    def list_topics(self, topic: str, timeout: float) -> None: ...
+
+    def produce(self, topic: str, *, key: bytes, partition: int, on_delivery: Any) -> None:
+        self.written.append((partition, key))
+        if self.silent:
+            return
+        error = KafkaError(self.errors[partition]) if partition in self.errors else None
+        offset = self.ends.get(partition, 0)
+        self.ends[partition] = offset + 1
+        message = SimpleNamespace(partition=lambda: partition, offset=lambda: offset)
+        self._reports.append(lambda: on_delivery(error, message))
+
+    def poll(self, seconds: float) -> None:
+        while self._reports:
+            self._reports.pop(0)()
+
+    # an admin
+
+    def brokers(self) -> dict[int, str]:
+        return dict.fromkeys(range(self.alive), "b")
+
+    def topics(self) -> dict[str, int]:
+        return dict.fromkeys(self.made, 1)
+
+    def known(self, topic: str) -> TopicFacts:
+        return topic_facts(topic, self.partitions, 3)
+
+    def describe(self, topic: str) -> TopicFacts:
+        return self.made[topic]
+
+    def layout(self, topic: str) -> TopicFacts:
+        return self.made[topic]
+
+    def create(self, name: str, config: dict[str, str], partitions: int, replication: int) -> None:
+        self.made[name] = replace(topic_facts(name, partitions, replication), config=config)
+
+    def start_offsets(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
+        return dict.fromkeys(places, 0)
+
+    def end_offsets(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, End]:
+        return {place: End(self.believed.get(place.partition, 0)) for place in places}
+
+
+def topic_facts(name: str, partitions: int, replication: int) -> TopicFacts:
+    replicas = tuple(range(replication))
+    return TopicFacts(
+        name, f"{name}-id", tuple(PartitionFacts(0, replicas, replicas) for _ in range(partitions))
+    )
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
+    made = Brokers()
+    monkeypatch.setattr(module, "ClusterAdmin", lambda connection: connection)
+    monkeypatch.setattr(module, "await_served", lambda *_: None)
+    monkeypatch.setattr(module, "learn_leaders", lambda *_: None)
+    yield made
+
+
+def changelogs(brokers: Brokers) -> Changelogs:
+    return Changelogs(brokers, "g")  # type: ignore[arg-type]
+
+
+def test_a_leader_that_was_deposed_while_it_was_frozen_does_not_say_where_an_owned_slots_changelog_ends(
+    brokers: Brokers,
+) -> None:
+    brokers.believed, brokers.ends = {0: 90}, {0: 100}
+    logs = changelogs(brokers)
+    assert logs.facts([SLOT], Deadline(5), owned=True)[SLOT].high == 100
+    assert brokers.opened[0]["acks"] == "all"
+    ((partition, key),) = brokers.written
+    assert partition == 0 and is_end_record(key, None)
+
+
+def test_nobody_writes_to_a_changelog_to_keep_a_warm_copy(brokers: Brokers) -> None:
+    brokers.believed = {0: 90}
+    assert changelogs(brokers).facts([SLOT], Deadline(5), owned=False)[SLOT].high == 90
+    assert not brokers.written
+
+
+def test_each_slot_has_its_own_end_and_no_two_end_records_the_same_key(brokers: Brokers) -> None:
+    brokers.ends = {0: 7, 1: 9}
+    slots = [SLOT, SlotId("orders", 0, 1, 4)]
+    found = changelogs(brokers).facts(slots, Deadline(5), owned=True)
+    assert [found[slot].high for slot in slots] == [7, 9]
+    assert len({key for _, key in brokers.written}) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (KafkaError._UNKNOWN_PARTITION, UnreachableError),
+        (KafkaError._MSG_TIMED_OUT, UnknownOutcomeError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, KpsplitError),
+    ],
+)
+def test_a_slot_is_not_restored_to_an_end_that_was_not_acknowledged(
+    brokers: Brokers, code: int, raised: type[KpsplitError]
+) -> None:
+    brokers.errors = {0: code}
+    with pytest.raises(raised):
+        changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+
+
+def test_an_end_record_that_is_not_acknowledged_in_time_is_written_again_later(brokers: Brokers) -> None:
+    brokers.silent = True
+    logs = changelogs(brokers)
+    with pytest.raises(UnknownOutcomeError):
+        logs.facts([SLOT], Deadline(0.01), owned=True)
+    brokers.silent = False
+    assert logs.facts([SLOT], Deadline(5), owned=True)[SLOT].high == 0
+
+
+def test_an_end_record_is_none_of_the_slots_records_whatever_keys_the_application_has(
+    brokers: Brokers,
+) -> None:
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+    (_, key) = brokers.written[0]
+    with pytest.raises(RecordError):
+        check_record(SLOT, key, None)
+    assert not is_end_record(key, module.headers_for(SLOT)), "the application's"
