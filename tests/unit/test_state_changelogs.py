@@ -14,9 +14,18 @@ from kpsplit.clock import Deadline
 from kpsplit.consumer.state import changelog as module
 from kpsplit.consumer.state.changelog import Changelogs, check_record, is_end_record
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.errors import KpsplitError, RecordError, UnknownOutcomeError, UnreachableError
+from kpsplit.control.own_topics import topic_config
+from kpsplit.errors import (
+    AuthorizationError,
+    CheckFailedError,
+    KpsplitError,
+    RecordError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 SLOT = SlotId("orders", 0, 0, 4)
 
@@ -35,6 +44,8 @@ class Brokers:
 
     def __init__(self) -> None:
         self.partitions, self.alive = 1, 3
+        self.own_replication: int | None = 3
+        """Of __kpsplit.offsets; 0: it may not be described, None: there is none."""
         self.made: dict[str, TopicFacts] = {}
         self.ends: dict[int, int] = {}
         self.believed: dict[int, int] = {}
@@ -83,8 +94,12 @@ class Brokers:
     def describe(self, topic: str) -> TopicFacts:
         return self.made[topic]
 
-    def layout(self, topic: str) -> TopicFacts:
-        return self.made[topic]
+    def layout(self, topic: str) -> TopicFacts | None:
+        if topic != OFFSETS_TOPIC:
+            return self.made[topic]
+        if self.own_replication == 0:
+            raise AuthorizationError(f"missing Describe on {topic}")
+        return None if self.own_replication is None else topic_facts(topic, 1, self.own_replication)
 
     def create(self, name: str, config: dict[str, str], partitions: int, replication: int) -> None:
         self.made[name] = replace(topic_facts(name, partitions, replication), config=config)
@@ -174,3 +189,30 @@ def test_an_end_record_is_none_of_the_slots_records_whatever_keys_the_applicatio
     with pytest.raises(RecordError):
         check_record(SLOT, key, None)
     assert not is_end_record(key, module.headers_for(SLOT)), "the application's"
+
+
+def test_a_changelog_that_is_made_while_a_broker_is_away_has_all_its_replicas(brokers: Brokers) -> None:
+    brokers.alive = 2
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+    (made,) = brokers.made.values()
+    assert (made.replication, made.config["min.insync.replicas"]) == (3, "2")
+    brokers.alive = 3
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+
+
+def test_a_changelog_with_too_few_replicas_is_refused_although_a_broker_is_away(brokers: Brokers) -> None:
+    brokers.alive = 2
+    logs = changelogs(brokers)
+    brokers.create(logs.name(SLOT), topic_config(2), partitions=4, replication=2)
+    with pytest.raises(CheckFailedError, match="replication factor is 2, not 3"):
+        logs.facts([SLOT], Deadline(5), owned=True)
+
+
+@pytest.mark.parametrize(("own", "alive", "expected"), [(1, 3, 1), (None, 2, 2), (0, 2, 2), (5, 5, 3)])
+def test_a_changelog_has_as_many_replicas_as_kpsplits_own_topics_or_else_one_for_each_broker(
+    brokers: Brokers, own: int | None, alive: int, expected: int
+) -> None:
+    brokers.own_replication, brokers.alive = own, alive
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+    (made,) = brokers.made.values()
+    assert made.replication == expected

@@ -40,6 +40,7 @@ from kpsplit.control.own_topics import (
     topic_config,
 )
 from kpsplit.errors import (
+    AuthorizationError,
     CheckFailedError,
     FutureVersionError,
     KpsplitError,
@@ -54,6 +55,7 @@ from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate
 from kpsplit.kafka.log_ends import learn_leaders
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -230,14 +232,13 @@ class Changelogs:
                 f"there is no topic {slot.topic}", hint="check the name and the right to describe"
             )
         wanted = len(parent.partitions) * slot.slots
-        brokers = self._admin.brokers()
-        replication = min(REPLICATION, len(brokers))
+        replication = self._replication()
         if name not in self._admin.topics():
             config = topic_config(replication, CHANGELOG_SEGMENT_BYTES)
             self._admin.create(name, config, partitions=wanted, replication=replication)
             await_served(self._admin, {name: wanted}, deadline)
         found = self._admin.describe(name)
-        wrong = misfits(OwnTopic(name, None), found, len(brokers))
+        wrong = misfits(OwnTopic(name, None), found, replication)
         if wrong:
             raise CheckFailedError(
                 f"the changelog {name} is not as it has to be: {wrong[0]}",
@@ -249,6 +250,17 @@ class Changelogs:
         learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
         return _Checked(found.topic_id, slot.slots, wanted, retention)
+
+    def _replication(self) -> int:
+        """Return how many replicas a changelog has: as many as the topics that ``kpsplit init`` made.
+
+        Not one for each broker that is alive now: a changelog that is made while one is away would have too
+        few for good, and be refused when that one is back.
+        """
+        own: TopicFacts | None = None
+        with suppress(AuthorizationError):  # groups of topics that are not enrolled need no right there
+            own = self._admin.layout(OFFSETS_TOPIC)
+        return min(REPLICATION, own.replication if own is not None else len(self._admin.brokers()))
 
     def _extend(self, found: TopicFacts, slot: SlotId, wanted: int, deadline: Deadline) -> None:
         """The topic got more partitions: so does the changelog. Any other difference is another division."""
