@@ -9,12 +9,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit import SlotId, StateStore
 from kpsplit.clock import Deadline
 from kpsplit.consumer.state import store as module
-from kpsplit.consumer.state.changelog import ChangelogCommit, Part
+from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.storage import RestoreMarker
 from kpsplit.errors import KpsplitError
@@ -59,6 +59,69 @@ def test_writes_that_could_not_be_flushed_for_whatever_reason_wait_for_the_next_
     with pytest.raises(MemoryError):
         commit.flush(Deadline(1.0))
     assert owned.cut(None) == {b"k": b"v"}
+
+
+class Broken:
+    """A producer that takes records or refuses them, and reports an error or raises one when it is served."""
+
+    def __init__(self, refused: int | None = None, reported: int | None = None, fatal: bool = False) -> None:
+        self._refused, self._reported, self._fatal = refused, reported, fatal
+        self._reports: list[Any] = []
+
+    def produce(self, topic: str, *, on_delivery: Any, **_: Any) -> None:
+        if self._refused is not None:
+            raise KafkaException(KafkaError(self._refused))
+        self._reports.append(on_delivery)
+
+    def flush(self, seconds: float) -> None:
+        if self._fatal:  # as the client library does when it has no error_cb
+            fatal = KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True))
+            raise SystemError("flush returned a result with an exception set") from fatal
+        while self._reports:
+            error = None if self._reported is None else KafkaError(self._reported)
+            self._reports.pop()(error, SimpleNamespace(offset=lambda: 4))
+
+
+def committed_by(*producers: Broken) -> tuple[list[bool], int]:
+    """Commit a write with these, one after the other if need be; return how each try ended, who was made."""
+    left = list(producers)
+    connection = SimpleNamespace(open_producer=lambda *_, **__: left.pop(0))
+    writer, results = PlainWriter(connection), list[bool]()  # type: ignore[arg-type]
+    owned = OwnedState(ONE, Disk())  # type: ignore[arg-type]
+    owned.marker = RestoreMarker("id", 0, 0)
+    owned.add({b"k": b"v"})
+    for _ in range(2):
+        commit = ChangelogCommit(writer, lambda _: None)
+        commit.parts.append(Part(owned, "changelog", owned.cut(None)))
+        try:
+            commit.flush(Deadline(0.01))
+        except (KpsplitError, SystemError):
+            results.append(False)
+        else:
+            results.append(True)
+    return results, len(producers) - len(left)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Broken(refused=KafkaError._FATAL),
+        Broken(reported=KafkaError._FATAL),
+        Broken(reported=KafkaError._PURGE_QUEUE),
+        Broken(fatal=True),
+    ],
+    ids=["refused", "reported", "purged", "raised"],
+)
+def test_a_producer_that_failed_for_good_is_replaced_for_the_next_commit(broken: Broken) -> None:
+    assert committed_by(broken, Broken()) == ([False, True], 2)
+
+
+@pytest.mark.parametrize(
+    "slow", [Broken(refused=KafkaError._UNKNOWN_PARTITION), Broken(reported=KafkaError._MSG_TIMED_OUT)]
+)
+def test_a_producer_that_may_still_write_is_kept(slow: Broken) -> None:
+    """What it wrote late would come after what another one wrote for the next try."""
+    assert committed_by(slow, Broken()) == ([False, False], 1)
 
 
 def test_a_commit_that_could_not_be_put_together_keeps_no_slot_from_the_next(tmp_path: Path) -> None:

@@ -400,7 +400,9 @@ class ChangelogCommit:
         if any(part.writes for part in self.parts):
             try:
                 self._flush(self._writer.producer(), deadline)
-            except BaseException:  # whatever it is: what was cut must not stay so
+            except BaseException as raised:  # whatever it is: what was cut must not stay so
+                if _failed_for_good(raised):
+                    self._writer.forget()
                 self.aborted()
                 raise
         self.committed()
@@ -426,14 +428,27 @@ class ChangelogCommit:
             producer.flush(min(0.5, deadline.left()))
             error = next((part.tried.error for part in self.parts if part.tried.error), None)
             if error is not None:
-                if error.fatal():
-                    self._writer.forget()
-                raise translate(error, "write the changelog", writing=True)
+                raise translate(error, "write the changelog", writing=True) from KafkaException(error)
             if deadline.left() <= 0 and not all(part.complete for part in self.parts):
                 raise UnknownOutcomeError(
                     "the changelog's acknowledgements did not come in time",
                     hint="no position was committed; the next commit writes them again",
                 )
+
+
+_OVER = {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+"""What a producer that failed for good says of records that it is given, and of those that it had."""
+
+
+def _failed_for_good(raised: BaseException | None) -> bool:
+    """Return whether an error says that its producer never writes again.
+
+    After any other error it may still write, and would overtake a later try that comes from another producer.
+    """
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    error = None if raised is None else error_of(raised)
+    return error is not None and (error.fatal() or error.code() in _OVER)
 
 
 def _produce(producer: Producer, send: Callable[[], None], deadline: Deadline) -> None:
