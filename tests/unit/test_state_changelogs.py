@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.state import changelog as module
-from kpsplit.consumer.state.changelog import Changelogs, check_record, is_end_record
+from kpsplit.consumer.state.changelog import Changelogs, check_record, headers_for, is_end_record
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.control.own_topics import topic_config
 from kpsplit.errors import (
@@ -35,6 +35,20 @@ class End:
     offset: int
 
 
+class Reader:
+    def __init__(self, due: list[Message]) -> None:
+        self._due = due
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        end = KafkaError(KafkaError._PARTITION_EOF)
+        self._due += [Message(error=end, topic=p.topic, partition=p.partition) for p in places]
+
+    def poll(self, seconds: float) -> Message | None:
+        return self._due.pop(0) if self._due else None
+
+    def close(self) -> None: ...
+
+
 class Brokers:
     """Three brokers with the topic orders and what is made there: a connection, its clients, an admin.
 
@@ -51,6 +65,8 @@ class Brokers:
         self.believed: dict[int, int] = {}
         self.errors: dict[int, int] = {}
         self.silent = False
+        self.records: list[Message] = []
+        """What the changelog has."""
         self.written: list[tuple[int, bytes]] = []
         self.opened: list[dict[str, Any]] = []
         self._reports: list[Callable[[], None]] = []
@@ -61,6 +77,9 @@ class Brokers:
     def open_producer(self, role: str, **config: Any) -> Brokers:
         self.opened.append(config)
         return self
+
+    def open_reader(self, role: str, **config: Any) -> Reader:
+        return Reader(list(self.records))
 
     # a producer
 
@@ -188,7 +207,7 @@ def test_an_end_record_is_none_of_the_slots_records_whatever_keys_the_applicatio
     (_, key) = brokers.written[0]
     with pytest.raises(RecordError):
         check_record(SLOT, key, None)
-    assert not is_end_record(key, module.headers_for(SLOT)), "the application's"
+    assert not is_end_record(key, headers_for(SLOT)), "the application's"
 
 
 def test_a_changelog_that_is_made_while_a_broker_is_away_has_all_its_replicas(brokers: Brokers) -> None:
@@ -216,3 +235,35 @@ def test_a_changelog_has_as_many_replicas_as_kpsplits_own_topics_or_else_one_for
     changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
     (made,) = brokers.made.values()
     assert made.replication == expected
+
+
+def record_of(slot: SlotId) -> Message:
+    return Message(topic="changelog", partition=slot.number, key=b"k", value=b"v", headers=headers_for(slot))
+
+
+@pytest.mark.parametrize("records", [[], [SLOT]])
+def test_a_broker_that_does_not_know_yet_that_the_topic_has_grown_makes_no_other_division(
+    brokers: Brokers, records: list[SlotId]
+) -> None:
+    """It is asked again; nobody is told to delete the changelog."""
+    brokers.records = [record_of(slot) for slot in records]
+    brokers.partitions = 2
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+    brokers.partitions = 1
+    stale = changelogs(brokers)
+    with pytest.raises(UnreachableError, match="has 8 partitions, a broker says that 4 are needed"):
+        stale.facts([SLOT], Deadline(5), owned=True)
+    brokers.partitions = 2
+    assert stale.facts([SLOT], Deadline(5), owned=True)
+
+
+def test_a_changelog_with_more_partitions_of_another_division_is_refused(brokers: Brokers) -> None:
+    brokers.records = [record_of(SlotId("orders", 0, 0, 2))]
+    logs = changelogs(brokers)
+    brokers.create(logs.name(SLOT), topic_config(3), partitions=8, replication=3)
+    with pytest.raises(CheckFailedError, match="written with 2 slots"):
+        logs.facts([SLOT], Deadline(5), owned=True)
+    brokers.made.clear()
+    brokers.create(logs.name(SLOT), topic_config(3), partitions=7, replication=3)
+    with pytest.raises(CheckFailedError, match="written with 7 partitions, not 4"):
+        logs.facts([SLOT], Deadline(5), owned=True)

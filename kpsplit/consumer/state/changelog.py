@@ -263,11 +263,16 @@ class Changelogs:
         return min(REPLICATION, own.replication if own is not None else len(self._admin.brokers()))
 
     def _extend(self, found: TopicFacts, slot: SlotId, wanted: int, deadline: Deadline) -> None:
-        """The topic got more partitions: so does the changelog. Any other difference is another division."""
+        """The topic got more partitions: so does the changelog."""
         has = len(found.partitions)
-        if has > wanted or has % slot.slots:
+        if has % slot.slots:
             raise _wrong_slots(slot, f"{has} partitions, not {wanted}, for another number of")
         self._check_division(found, slot, deadline)
+        if has > wanted:  # a broker that lags behind names fewer partitions of a topic that has grown
+            raise UnreachableError(
+                f"the changelog {found.name} has {has} partitions, a broker says that {wanted} are needed",
+                hint=f"brokers do not agree, or {slot.topic} was made anew with fewer: it is tried again",
+            )
         future = self._admin.client.create_partitions(
             [NewPartitions(found.name, wanted)], request_timeout=ANSWER_SECONDS
         )[found.name]
