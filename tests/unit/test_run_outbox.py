@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +15,26 @@ from kpsplit.consumer.commit.writes import CommitPayloadError, Processed
 from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
 from kpsplit.consumer.run.lanes import Lane, Outbox
-from kpsplit.consumer.run.outputs import OutputParticipant
+from kpsplit.consumer.run.outputs import DeadLetters, OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.errors import InvariantError, UsageError
+from kpsplit.errors import InvariantError, KpsplitError, UsageError
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.data import STAMP_HEADER
-from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, record, start
+from tests.unit.lane_samples import (
+    FIRST,
+    PARENT,
+    PATIENCE,
+    WHOLE_SLOT,
+    batch,
+    eventually,
+    keys_in,
+    record,
+    start,
+)
 
 A, B = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
 STATE = PartitionState.unsplit(PARENT, "")
@@ -344,6 +356,66 @@ def test_an_output_that_is_refused_for_the_moment_waits_for_the_next_commit() ->
         payload.write(Refusing(KafkaException(KafkaError(KafkaError._TRANSPORT))), Deadline(1))
     assert not here.over.is_set()
     assert written(here, processed(here)) == [b"0"]
+
+
+class Unanswered:
+    """A producer to which no broker answers: what it was given is reported when it is purged."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.calls: list[str] = []
+
+    def produce(self, *_: Any, on_delivery: Any, **more: Any) -> None:
+        self.waiting.append(on_delivery)
+
+    def poll(self, seconds: float) -> int:
+        time.sleep(0.001)
+        return 0
+
+    def flush(self, seconds: float) -> int:
+        self.calls.append("flush")
+        return len(self.waiting)
+
+    def purge(self) -> None:
+        self.calls.append("purge")
+        while self.waiting:
+            self.waiting.pop()(KafkaError(KafkaError._PURGE_QUEUE), None)
+
+    def close(self, seconds: float) -> bool:
+        self.calls.append(f"close with {len(self.waiting)} records")
+        return True
+
+
+def test_the_end_waits_no_longer_for_a_dead_letter_than_it_says_and_its_record_is_not_processed() -> None:
+    producer = Unanswered()
+    letters = DeadLetters(lambda: producer)
+    here = work_queue()
+    here.offer(batch([A]))
+    lane = take(here)
+
+    def work() -> None:
+        try:
+            letters.deliver(lane.record, ValueError(), "dead")
+        except KpsplitError as error:
+            here.undeliverable(lane, error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    eventually(lambda: producer.waiting, "the letter")
+    letters.close(0.01)
+    assert producer.calls == ["flush", "purge", "close with 0 records"]
+    worker.join(PATIENCE)
+    assert here.error is not None and not here.stats().processed
+    assert {0: 0} in [c.positions for c in here.cursor(WHOLE_SLOT)]
+
+
+def test_dead_letters_that_were_acknowledged_are_not_given_up() -> None:
+    producer = Unanswered()
+    letters = DeadLetters(lambda: producer)
+    letters.close(1.0)
+    letters._open()
+    letters.close(1.0)
+    assert producer.calls == ["flush", "close with 0 records"]
 
 
 def test_a_dead_letter_has_the_records_own_content_and_no_text_of_the_error() -> None:

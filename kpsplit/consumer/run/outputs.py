@@ -82,8 +82,16 @@ class DeadLetters:
         return ()
 
     def close(self, seconds: float) -> None:
-        if self._producer is not None:
-            self._producer.close(seconds)
+        """Wait so long for letters that are under way; the others are given up.
+
+        Whoever waits for one of those is told that it failed, so its record does not count as processed.
+        """
+        if self._producer is None:
+            return
+        deadline = Deadline(seconds)
+        if self._producer.flush(seconds):
+            self._producer.purge()  # close() would wait for them until their message.timeout.ms is over
+        self._producer.close(deadline.left())
 
     def _open(self) -> Any:
         with self._lock:
