@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Logs:
 
     def __init__(self) -> None:
         self.length = 0
+        self.asked, self.silent = 0, False
         self.key = b"k"
         self.headers: list[tuple[str, str | bytes | None]] = []
         self.refuses = False
@@ -111,6 +112,12 @@ class Logs:
 
     def facts(self, slots: Sequence[SlotId], deadline: Any, *, owned: bool) -> dict[SlotId, ChangelogFacts]:
         return {slot: ChangelogFacts("id", 0, self.length, 86_400_000) for slot in slots}
+
+    def ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        self.asked += 1
+        if self.silent:
+            raise KpsplitError("no broker answers")
+        return dict.fromkeys(places, self.length)
 
 
 class Scene:
@@ -191,6 +198,46 @@ def test_records_that_show_where_the_log_ended_are_passed_over_and_are_no_garbag
     assert owned.marker is not None and owned.marker.position == 3
     assert scene.follower.counts["garbage"] == scene.follower.counts["restored"] == 0
     assert owned.get(scene.logs.key) is None
+
+
+def as_of(scene: Scene) -> int:
+    """Return since when the warm copy that is stored is known to be complete."""
+    marker = scene.disk.markers.get(SLOT)
+    return 0 if marker is None else marker.as_of_ms
+
+
+def test_the_time_of_a_warm_copy_to_which_nothing_comes_is_moved_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client reports the end of a log once."""
+    monkeypatch.setattr(module, "NOTE_TIME_MS", 1)
+    scene.logs.length = 3
+    scene.follower.follow(SLOT, None)
+    eventually(lambda: scene.follower.warm() == {SLOT: 3}, "the copy")
+    before = int(time.time() * 1000)
+    eventually(lambda: as_of(scene) > before, "the time")
+    scene.logs.silent = True
+    asked = scene.logs.asked
+    eventually(lambda: scene.logs.asked > asked, "a question")
+    scene.logs.silent = False
+    before = int(time.time() * 1000)
+    eventually(lambda: as_of(scene) > before, "the time after an outage")
+
+
+def test_the_time_of_a_warm_copy_that_is_behind_stands_still(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NOTE_TIME_MS", 1)
+    scene.logs.length = 3
+    scene.follower.follow(SLOT, None)
+    eventually(lambda: scene.follower.warm() == {SLOT: 3}, "the copy")
+    scene.logs.length = 4
+    asked = scene.logs.asked
+    eventually(lambda: scene.logs.asked > asked + 1, "a question")
+    before = as_of(scene)
+    asked = scene.logs.asked
+    eventually(lambda: scene.logs.asked > asked + 1, "a question")
+    assert as_of(scene) == before
 
 
 def test_a_warm_copy_that_was_given_up_is_followed_again_when_the_group_is_as_before(

@@ -174,6 +174,15 @@ class Changelogs:
             for slot, place in places.items()
         }
 
+    def ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the high watermarks of changelog partitions; those that nobody knows are left out.
+
+        Raises:
+            KpsplitError: the brokers could not be asked.
+        """
+        found = self._admin.end_offsets(PhysicalPartition(*place) for place in places)
+        return {(place.topic, place.partition): end.offset for place, end in found.items()}
+
     def _written_ends(
         self, name: str, places: Collection[PhysicalPartition], deadline: Deadline
     ) -> dict[PhysicalPartition, int]:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from threading import Event, Thread
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -159,6 +160,7 @@ class Follower:
         self._opening: dict[SlotId, OwnedState | None] = {}
         self._open_at = 0.0
         self._copies: dict[Place, Copy] = {}
+        self._ends_at = 0.0
         self._wake = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="kpsplit-state", daemon=True)
@@ -205,6 +207,7 @@ class Follower:
             self._obey()
             self._open()
             self._read()
+            self._note_time()
         except KpsplitError as error:
             self._note(error)
             self._wake.wait(RETRY_SECONDS)
@@ -299,6 +302,23 @@ class Follower:
             for message in [first, *self._consumer.consume(BATCH - 1, 0)]:
                 self._take(message)
         self._store()
+
+    def _note_time(self) -> None:
+        """Find out which warm copies to which nothing comes are complete still, while no owner waits.
+
+        The client reports the end of a log once. A copy whose time stands still would be thrown away after
+        a restart, as one that may have missed tombstones.
+        """
+        now = _now_ms()
+        waits = self._opening or any(copy.owned is not None for copy in self._copies.values())
+        old = [copy for copy in self._copies.values() if now - copy.marker.as_of_ms >= NOTE_TIME_MS]
+        if waits or not old or monotonic() < self._ends_at:
+            return
+        self._ends_at = monotonic() + NOTE_TIME_MS / 1000
+        ends = self._changelogs.ends([copy.place for copy in old])
+        for copy in old:
+            if copy.position >= ends.get(copy.place, inf):
+                copy.saw_end(copy.position)
 
     def _take(self, message: Message) -> None:
         copy = self._copies.get((message.topic() or "", message.partition() or 0))
