@@ -280,7 +280,7 @@ class TopicTask:
             self._held.route(topic)
 
     def _pass_through(self, topic: str) -> None:
-        if topic not in self._producer.routes and self._producer.settings.auto_create:
+        if topic not in self._passed and self._producer.settings.auto_create:
             create_unless_there(self._feed.connection, topic)
         self._producer.routes[topic] = PASS_THROUGH
         self._passed.add(topic)

@@ -14,9 +14,10 @@ from confluent_kafka import KafkaError
 from kpsplit.clock import monotonic
 from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.producer import background as module
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lookup import PartitionCounts
-from kpsplit.producer.state import TopicRoute
+from kpsplit.producer.state import PASS_THROUGH, TopicRoute
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -111,6 +112,24 @@ def test_a_partition_is_used_once_the_producer_itself_has_seen_it(monkeypatch: p
         background._turn()
         assert grown.count == count
     assert background._topics._metadata_at > 0.0
+
+
+def test_a_topic_is_created_at_the_first_look_and_not_again_after_a_lapse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the lapse of a lease would undo its deletion."""
+    created: list[str] = []
+    monkeypatch.setattr(module, "create_unless_there", lambda _, topic: created.append(topic))
+    ground = Ground()
+    background = library(ground, monkeypatch, {"orders": 1})
+    for _ in range(2):
+        ground.held.hold_unrouted("plain", ground.content(), -1)
+        background._turn()
+        assert ground.state.routes["plain"] is PASS_THROUGH and not ground.state.unrouted
+        ground.state.lapse()
+        assert "plain" not in ground.state.routes
+        ground.state.renew(monotonic() + 1000)
+    assert created == ["plain"]
 
 
 class SearchedLog:
