@@ -167,6 +167,11 @@ def test_nobody_writes_to_a_changelog_to_keep_a_warm_copy(brokers: Brokers) -> N
     assert not brokers.written
 
 
+def test_a_tool_that_may_only_read_a_changelog_is_content_with_one_brokers_word(brokers: Brokers) -> None:
+    brokers.believed, brokers.errors = {0: 90}, {0: KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    assert changelogs(brokers).facts([SLOT], Deadline(5), owned=True)[SLOT].high == 90
+
+
 def test_each_slot_has_its_own_end_and_no_two_end_records_the_same_key(brokers: Brokers) -> None:
     brokers.ends = {0: 7, 1: 9}
     slots = [SLOT, SlotId("orders", 0, 1, 4)]
