@@ -115,6 +115,77 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        if False:\n",
         "unit/test_state_changelogs.py",
     ),
+    # state, and the ends of clients
+    (
+        "leave the other logs unsearched where one may not be read",
+        "producer.fence_task",
+        "                failed = failed or error\n                continue\n",
+        "                raise error\n",
+        "unit/test_producer_topics.py",
+    ),
+    (
+        "fail records of other topics because one log may not be read",
+        "producer.background",
+        "self._attempt(fences.look_up, by_topic=True)",
+        "self._attempt(fences.look_up)",
+        "unit/test_producer_topics.py",
+    ),
+    (
+        "create a topic again after each lapse",
+        "producer.background",
+        "if topic not in self._passed and",
+        "if topic not in self._producer.routes and",
+        "unit/test_producer_topics.py",
+    ),
+    (
+        "keep the client of the registration that failed for good",
+        "producer.lease",
+        "            if _failed_for_good(raised):\n",
+        "            if False:\n",
+        "unit/test_producer_closing.py",
+    ),
+    (
+        "replace the writer of the changelog although it may still write",
+        "consumer.state.changelog",
+        "                if _failed_for_good(raised):\n",
+        "                if True:\n",
+        "unit/test_state_commits.py",
+    ),
+    (
+        "make a changelog with one replica for each broker that is alive",
+        "consumer.state.changelog",
+        "own.replication if own is not None else len(self._admin.brokers())",
+        "len(self._admin.brokers())",
+        "unit/test_state_changelogs.py",
+    ),
+    (
+        "believe a broker that the topic has fewer partitions than its changelog",
+        "consumer.state.changelog",
+        "        if has % slot.slots:\n",
+        "        if has > wanted or has % slot.slots:\n",
+        "unit/test_state_changelogs.py",
+    ),
+    (
+        "take a warm copy that is behind for complete",
+        "consumer.state.follower",
+        "if copy.position >= ends.get(copy.place, inf):",
+        "if True:",
+        "unit/test_state_follower.py::test_the_time_of_a_warm_copy_that_is_behind_stands_still",
+    ),
+    (
+        "forget a record's attempts when its lane is divided",
+        "consumer.run.lanes",
+        "        if lane.queue:  # the attempts of its first record go with that\n",
+        "        if False:\n",
+        "unit/test_run_lanes.py",
+    ),
+    (
+        "wait for a dead letter until its message timeout",
+        "consumer.run.outputs",
+        "        if self._producer.flush(seconds):\n",
+        "        if False:\n",
+        "unit/test_run_outbox.py",
+    ),
     # between the fetch client and the application
     (
         "read on after an exception",
@@ -600,8 +671,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "keep state in a flush that raised",
         "consumer.state.changelog",
-        "except BaseException:  # whatever it is: what was cut must not stay so",
-        "except KpsplitError:",
+        "except BaseException as raised:  # whatever it is: what was cut must not stay so",
+        "except KpsplitError as raised:",
         "unit/test_state_commits.py",
     ),
     (
