@@ -119,7 +119,10 @@ def test_a_changelog_of_another_number_of_slots_is_refused_by_its_size_or_by_its
     topic = make_topic(2)
     with open_store(bootstrap, tmp_path / "a") as store:
         take(store, [SlotId(topic, 0, 0, 4)])
-        assert "another number of slots per partition" in refusal(store, SlotId(topic, 0, 0, 2)).message
+        assert "another number of slots per partition" in refusal(store, SlotId(topic, 0, 0, 3)).message
+        store.slot(SlotId(topic, 0, 0, 4)).put(b"k", b"v")
+        flush(store)
+        assert "was written with 4 slots per partition" in refusal(store, SlotId(topic, 0, 0, 2)).message
     topic = make_topic(4)
     with open_store(bootstrap, tmp_path / "a") as store:
         take(store, [SlotId(topic, 0, 0, 1)])
@@ -213,7 +216,8 @@ def test_local_state_that_ends_before_the_start_of_the_changelog_is_wiped(
             b.slot(slot).put(key, b"v")
         flush(b)
         set_config(bootstrap, name, "cleanup.policy", "compact,delete")
-        until(lambda: deleted_before(admin, TopicPartition(name, 0, 3)), "the broker to hear of the policy")
+        # Each of both has written an end record besides.
+        until(lambda: deleted_before(admin, TopicPartition(name, 0, 5)), "the broker to hear of the policy")
         set_config(bootstrap, name, "cleanup.policy", "compact")
         b.released([slot])
         take(a, [slot])

@@ -246,12 +246,11 @@ def record_of(slot: SlotId) -> Message:
     return Message(topic="changelog", partition=slot.number, key=b"k", value=b"v", headers=headers_for(slot))
 
 
-@pytest.mark.parametrize("records", [[], [SLOT]])
 def test_a_broker_that_does_not_know_yet_that_the_topic_has_grown_makes_no_other_division(
-    brokers: Brokers, records: list[SlotId]
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked again; nobody is told to delete the changelog."""
-    brokers.records = [record_of(slot) for slot in records]
+    """It is asked again, for a minute; nobody is told to delete the changelog."""
+    brokers.records = [record_of(SLOT)]
     brokers.partitions = 2
     changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
     brokers.partitions = 1
@@ -260,6 +259,19 @@ def test_a_broker_that_does_not_know_yet_that_the_topic_has_grown_makes_no_other
         stale.facts([SLOT], Deadline(5), owned=True)
     brokers.partitions = 2
     assert stale.facts([SLOT], Deadline(5), owned=True)
+    monkeypatch.setattr(module, "_CERTAIN_SECONDS", 0.0)
+    brokers.partitions = 1
+    with pytest.raises(CheckFailedError, match="has 8 partitions"):
+        changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+
+
+def test_a_changelog_with_more_partitions_in_which_nothing_was_written_is_used_as_it_is(
+    brokers: Brokers,
+) -> None:
+    brokers.partitions = 2
+    changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+    brokers.partitions = 1
+    assert changelogs(brokers).facts([SLOT], Deadline(5), owned=True)[SLOT].high == 1
 
 
 def test_a_changelog_with_more_partitions_of_another_division_is_refused(brokers: Brokers) -> None:

@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 HEADER = "kpc"
 _END_KEY = b"kpsplit.end."
-_END_BYTES = 16
 
 Headers = Sequence[tuple[str, str | bytes | None]] | None
 
@@ -119,6 +118,8 @@ def _wrong_slots(slot: SlotId, found: int | str) -> CheckFailedError:
 
 _DEFAULT_DELETE_RETENTION_MS = 86_400_000
 _LOOK_SECONDS = 0.05
+_CERTAIN_SECONDS = 60.0
+"""So long brokers may not agree on how many partitions a topic has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Changelogs:
         self._group = group
         self._admin = ClusterAdmin(connection)
         self._checked: dict[str, _Checked] = {}
+        self._doubted: dict[str, Deadline] = {}
         self._producer: Producer | None = None
 
     def name(self, slot: SlotId) -> str:
@@ -177,11 +179,7 @@ class Changelogs:
         }
 
     def ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the high watermarks of changelog partitions; those that nobody knows are left out.
-
-        Raises:
-            KpsplitError: the brokers could not be asked.
-        """
+        """Return the high watermarks of changelog partitions; those that nobody knows are left out."""
         found = self._admin.end_offsets(PhysicalPartition(*place) for place in places)
         return {(place.topic, place.partition): end.offset for place, end in found.items()}
 
@@ -212,9 +210,8 @@ class Changelogs:
             with suppress(KafkaException):  # it may remember fewer partitions; the next answer shows it
                 producer.list_topics(name, timeout=1.0)
             for place in places:
-                # A key of its own: compaction would take it for a newer record of another one. No value:
-                # compaction would keep it.
-                key = _END_KEY + token_bytes(_END_BYTES)
+                # A key of its own, or it would replace another record; no value, or it would stay for good.
+                key = _END_KEY + token_bytes(16)
                 send = partial(producer.produce, name, key=key, partition=place.partition, on_delivery=report)
                 _produce(producer, send, deadline)
             while len(ends) + len(errors) < len(places) and not deadline.expired():
@@ -224,9 +221,7 @@ class Changelogs:
         except UsageError as error:
             raise UnreachableError(f"some partitions of {name} are not known yet", hint="retry") from error
         if len(ends) < len(places):
-            raise UnknownOutcomeError(
-                f"could not {what}: no acknowledgement in time", hint="it is tried again"
-            )
+            raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time", hint="retry")
         return ends
 
     def _is_still(self, name: str, slot: SlotId, checked: _Checked) -> bool:
@@ -257,10 +252,11 @@ class Changelogs:
             )
         if len(found.partitions) != wanted:
             self._extend(found, slot, wanted, deadline)
-            await_served(self._admin, {name: wanted}, deadline)
+            await_served(self._admin, {name: max(wanted, len(found.partitions))}, deadline)
+        self._doubted.pop(name, None)
         learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
-        return _Checked(found.topic_id, slot.slots, wanted, retention)
+        return _Checked(found.topic_id, slot.slots, max(wanted, len(found.partitions)), retention)
 
     def _replication(self) -> int:
         """Return how many replicas a changelog has: as many as the topics that ``kpsplit init`` made.
@@ -278,12 +274,11 @@ class Changelogs:
         has = len(found.partitions)
         if has % slot.slots:
             raise _wrong_slots(slot, f"{has} partitions, not {wanted}, for another number of")
-        self._check_division(found, slot, deadline)
-        if has > wanted:  # a broker that lags behind names fewer partitions of a topic that has grown
-            raise UnreachableError(
-                f"the changelog {found.name} has {has} partitions, a broker says that {wanted} are needed",
-                hint=f"brokers do not agree, or {slot.topic} was made anew with fewer: it is tried again",
-            )
+        written = self._check_division(found, slot, deadline)
+        if has > wanted:
+            if written:
+                raise self._disagreement(found.name, slot, has, wanted)
+            return  # nothing was ever written there
         future = self._admin.client.create_partitions(
             [NewPartitions(found.name, wanted)], request_timeout=ANSWER_SECONDS
         )[found.name]
@@ -296,8 +291,19 @@ class Changelogs:
             error = error_of(exception) if isinstance(exception, KafkaException) else None
             raise translate(error, f"add partitions to {found.name}", writing=True) from exception
 
-    def _check_division(self, found: TopicFacts, slot: SlotId, deadline: Deadline) -> None:
-        """Look for a record that was written with another number of slots per partition.
+    def _disagreement(self, name: str, slot: SlotId, has: int, wanted: int) -> KpsplitError:
+        """Return the error for a changelog with more partitions than its topic needs; at first to be retried.
+
+        A broker that lags behind names fewer partitions of a topic that has grown. That does not last.
+        """
+        certain = self._doubted.setdefault(name, Deadline(_CERTAIN_SECONDS)).expired()
+        return (CheckFailedError if certain else UnreachableError)(
+            f"the changelog {name} has {has} partitions, a broker says that {wanted} are needed",
+            hint=f"a broker lags behind, or {slot.topic} was made anew with fewer: use another group then",
+        )
+
+    def _check_division(self, found: TopicFacts, slot: SlotId, deadline: Deadline) -> bool:
+        """Look for a record that was written with another number of slots; return whether there are records.
 
         Four partitions are one for each of four slots, or four for each of one. Once it is extended nobody
         could tell: slots with the added partitions would begin without the state that their keys had.
@@ -321,11 +327,12 @@ class Changelogs:
                         continue
                     if slots != slot.slots:
                         raise _wrong_slots(slot, slots)
-                    return  # all were written with the same number
+                    return True  # all were written with the same number
                 if error.code() == KafkaError._PARTITION_EOF:
                     left.discard(message.partition() or 0)
                 elif error.code() not in TRANSIENT_READS:
                     raise translate(error, f"read the changelog {found.name}")
+            return False
         finally:
             reader.close()
 
