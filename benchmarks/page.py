@@ -1,0 +1,373 @@
+"""The table of the benchmarks, and docs/benchmarks.md made of what a run recorded. Pure: it measures nothing.
+
+A row compares kpsplit with a peer, or states an absolute time. ``SECTIONS`` owns what is measured, against what, and
+the aim; the scripts of this folder fill in the values by the row's name.
+
+The page ends with the record it was made of. So a test can make it again, and see whether a hand has changed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil
+from statistics import median
+
+RECORD_BEGIN, RECORD_END = "<!-- recorded by make bench: ", " -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    ``name``: for ``--only`` and in the record. ``aim``: at least so much, or at most if ``at_most``. ``unit``: empty
+    for a ratio. ``quantile``: which of the values the aim is about, 0.5 for the median.
+    """
+
+    name: str
+    what: str
+    aim: float
+    at_most: bool = False
+    unit: str = ""
+    quantile: float = 0.5
+
+    def goal(self) -> str:
+        """Return the aim as the page shows it."""
+        return f"{'at most' if self.at_most else 'at least'} {shown(self.aim, self.unit)}"
+
+    def missed_by(self, values: Sequence[float]) -> float:
+        """Return by how much the values miss the aim; 0 or less: they meet it."""
+        figure = quantile(values, self.quantile)
+        return figure - self.aim if self.at_most else self.aim - figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that one script measures in the same way.
+
+    ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with, and with
+    which settings.
+    """
+
+    title: str
+    script: str
+    method: str
+    peer: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a run found for a row: a value for each pair, by the wall and by CPU, in the order of the run.
+
+    ``cpu`` is empty where the client's processor time says nothing. ``note``: what one must know to read the values.
+    """
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of all scripts. ``failed``: by the script's name, why it has no values, or not all."""
+
+    date: str
+    minutes: float
+    versions: Mapping[str, str]
+    machine: str
+    rows: Mapping[str, Values]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Return the record as one line of JSON that an HTML comment can hold."""
+        return json.dumps(asdict(self), sort_keys=True).replace("-->", "--\\u003e")
+
+    @classmethod
+    def decode(cls, line: str) -> Record:
+        """Return the record of such a line."""
+        found = json.loads(line)
+        rows = {
+            name: Values(tuple(values["wall"]), tuple(values["cpu"]), values["note"])
+            for name, values in found.pop("rows").items()
+        }
+        return cls(**found, rows=rows)
+
+
+NOTHING = Record("", 0.0, {}, "", {})
+"""The record before the first run."""
+
+LOOPS = {
+    "500.shared": "`poll(0)` after every 500 records, one callback for all",
+    "500.lambda": "`poll(0)` after every 500 records, a lambda for each record",
+    "1.shared": "`poll(0)` after every record, one callback for all",
+    "1.lambda": "`poll(0)` after every record, a lambda for each record",
+}
+"""What applications do around ``produce()``; the names are ``calls of produce() for one poll.callback``."""
+
+_PRODUCER_PEER = (
+    "`confluent_kafka.Producer` with `enable.idempotence=true` and `acks=all`, which kpsplit enforces, and all else as librdkafka "
+    "sets it, for both."
+)
+
+SECTIONS = (
+    Section(
+        "Producing to an enrolled topic",
+        "producer",
+        "Records of 100 bytes with a key to a topic of 6 partitions, from the first `produce()` to the last report. The ratio is that of "
+        "records per second.",
+        _PRODUCER_PEER
+        + " It sends one header as large as kpsplit's stamp, in the same loop with the same callback.",
+        tuple(Row(f"stamped.{name}", what, 0.85) for name, what in LOOPS.items()),
+    ),
+    Section(
+        "Producing with a header of the application's",
+        "producer",
+        "As above; every record has one header of the application's. kpsplit adds its stamp to it.",
+        _PRODUCER_PEER,
+        tuple(Row(f"header.{name}", what, 0.8) for name, what in LOOPS.items()),
+    ),
+    Section(
+        "Producing to a topic that is not enrolled",
+        "producer",
+        "As above, without headers.",
+        _PRODUCER_PEER,
+        tuple(Row(f"untouched.{name}", what, 0.97) for name, what in LOOPS.items()),
+    ),
+    Section(
+        "Latency of a producer at half load",
+        "producer",
+        "Time from `produce()` to the callback, at half of the rate that the peer reaches in this run when it sends as fast as it can. A "
+        "portion is sent every two milliseconds; between portions the loop is in `poll()`. The ratio is that of the quantiles of each run.",
+        _PRODUCER_PEER + " It sends one header as large as the stamp.",
+        (
+            Row("latency.p50", "p50", 1.05, at_most=True),
+            Row("latency.p99", "p99", 1.05, at_most=True),
+        ),
+    ),
+    Section(
+        "Writers' pause at a split and a merge",
+        "pauses",
+        "A partition is split in four and merged back, again and again, while producers (a process each) write 1,000 records/s together to "
+        "the topic's 6 partitions. The pause is what each producer reports: from the sight of the fence until nothing is held. The ratio "
+        "is the median pause of the producers in one operation to the bare round trips right before or after it. The other partitions' p99 is the time "
+        "from `produce()` to the report, of records that were sent from the operator's first step to its last, to a stretch of the "
+        "same length without an operation, before or after it.",
+        "The bare round trips are those that the protocol puts one after the other into a pause ([protocol.md, section 7.3](protocol.md#73-how-long-the-pause-is)), made by plain clients "
+        "with open connections and `linger.ms=0`, beside the same writers: one record acknowledged (what is in flight); one record "
+        "acknowledged by the brokers and seen by a reader (the answer); one record acknowledged (the marker); one transaction "
+        "with a record in each of two topics, until a read-committed reader sees it (the commit). The median of five such chains counts.",
+        tuple(
+            row
+            for count in (1, 10)
+            for row in (
+                Row(
+                    f"pause.{count}.ratio",
+                    f"pause to bare round trips, {count} producer(s)",
+                    2.0,
+                    at_most=True,
+                ),
+                Row(
+                    f"pause.{count}.p99",
+                    f"p99 of the pauses, {count} producer(s)",
+                    100.0,
+                    at_most=True,
+                    unit="ms",
+                    quantile=0.99,
+                ),
+                Row(
+                    f"others.{count}", f"p99 of the other partitions, {count} producer(s)", 1.05, at_most=True
+                ),
+            )
+        ),
+    ),
+    Section(
+        "Reading",
+        "consumer",
+        "A consumer of a group reads records that kpsplit's producer wrote, from the first one that it gets to the last. Owner of half: a "
+        "second member has the other half and stands still. The ratio is that of records per second.",
+        "`confluent_kafka.Consumer` on a topic with the same records that is not split; owner of half: of three of the six partitions. Both have "
+        "`fetch.queue.backoff.ms=5`: with librdkafka's default a consumer that has fetched enough ahead rests for a second.",
+        (
+            Row("read.poll.unsplit", "`poll()`, not split", 1.0),
+            Row("read.consume.unsplit", "`consume(1000)`, not split", 0.95),
+            Row("read.poll.split", "`poll()`, each partition split in four", 0.85),
+            Row("read.consume.split", "`consume(1000)`, each partition split in four", 0.85),
+            Row("read.poll.half", "`poll()`, owner of half", 1.0),
+            Row("read.consume.half", "`consume(1000)`, owner of half", 0.95),
+        ),
+    ),
+    Section(
+        "Groups",
+        "groups",
+        "Hand-over: a second member joins while records are written; for each key that moves, the time from its last record at the "
+        "old owner to its first at the new one, and of these the median. Commit: `commit(asynchronous=False)` after 500 records of all "
+        "partitions; the median of ten.",
+        "Hand-over: Kafka's own cooperative rebalance of plain consumers, with `partition.assignment.strategy=cooperative-sticky` and kpsplit's "
+        "`heartbeat.interval.ms` and `fetch.queue.backoff.ms`. Commit: a plain transaction with one record and the offsets of the six partitions, "
+        "`linger.ms=0`, `retry.backoff.ms=10` and open connections, as kpsplit's.",
+        (
+            Row("handover", "hand-over of a slot to a member that joins", 1.2, at_most=True),
+            Row("commit", "range commit", 1.1, at_most=True),
+        ),
+    ),
+    Section(
+        "Verification",
+        "verification",
+        "`kpsplit verify` of a partition that was split, split again and merged, a quarter of the records each, in one Spark session; the small "
+        "topics are read before. The processor time is that of Spark's JVM. The ratio is that of records per second.",
+        "Spark jobs that read the same stretches with the same settings of the connector: one that only counts, and one that takes the stamp out of the "
+        "headers, computes the hash of the key, and adds them up.",
+        (
+            Row("verify.count", "to a plain count", 0.5),
+            Row("verify.hash", "to a job that reads stamps and hashes keys", 0.7),
+        ),
+    ),
+    Section(
+        "Starting",
+        "start",
+        "Import: `from kpsplit import Producer, Consumer` in a new interpreter, confluent-kafka included; nothing of PySpark, click and rich may be "
+        "loaded by it. Producer: from the constructor to the report of its first record, to an enrolled topic. Consumer: from the "
+        "constructor to its first record, alone in a new group.",
+        "The plain clients, on the same topic. The consumer has kpsplit's `heartbeat.interval.ms` and `fetch.queue.backoff.ms`.",
+        (
+            Row("start.import", "import", 100.0, at_most=True, unit="ms"),
+            Row("start.producer", "Producer, to its first report", 1.2, at_most=True),
+            Row("start.consumer", "Consumer, to its first record", 1.2, at_most=True),
+        ),
+    ),
+)
+
+NOT_MEASURED = (
+    "Confluent's Parallel Consumer: it is a Java library, and its comparison needs a Java application beside this one.",
+    "What a split gains on a partition that its broker limits: on one machine all brokers share the processors, so there is no such limit.",
+    "10,000 registrations: they take longer than the whole table; `make bench BENCH=dead_producers` measures them alone.",
+)
+
+HEAD = """\
+# Benchmarks
+
+`make bench` measures everything on this page in one command and writes the page; nobody edits it. How a row is measured: two things
+run in turn on the same machine and brokers, and which one begins alternates. Each pair gives a ratio. A row shows the median of the ratios, with the smallest
+and the greatest in brackets, by the wall and by the processor time of the client's process. Absolute times of a shared machine mean little;
+only a few rows are times, and they say so. An aim is met if the median meets it by the wall and by CPU.
+"""
+
+
+def rows() -> Iterator[tuple[Section, Row]]:
+    """Return all rows with their sections, in the order of the page."""
+    for section in SECTIONS:
+        for row in section.rows:
+            yield section, row
+
+
+def scripts() -> tuple[str, ...]:
+    """Return the scripts that measure the rows, in the order of the page."""
+    return tuple(dict.fromkeys(section.script for section in SECTIONS))
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Return the median for 0.5, else the least value that so many of the values do not exceed."""
+    if part == 0.5:
+        return median(values)
+    return sorted(values)[max(0, ceil(part * len(values)) - 1)]
+
+
+def shown(value: float, unit: str = "") -> str:
+    """Return a figure as text."""
+    return f"{value:.0f} {unit}" if unit else f"{value:.2f}"
+
+
+def spread(row: Row, values: Sequence[float]) -> str:
+    """Return the figure that counts, with the smallest and the greatest."""
+    if not values:
+        return "–"
+    figure = quantile(values, row.quantile)
+    return f"{shown(figure, row.unit)} ({shown(min(values))} to {shown(max(values))})"
+
+
+def verdict(row: Row, found: Values) -> str:
+    """Return whether the aim is met, or by how much it is missed."""
+    both = {"wall": found.wall, "CPU": found.cpu}
+    missed = {kind: row.missed_by(values) for kind, values in both.items() if values}
+    beyond = [f"{kind} by {_margin(row, by)}" for kind, by in missed.items() if by > 0]
+    if not beyond:
+        return "met"
+    return "**missed**: " + ", ".join(
+        beyond if len(missed) > 1 else (_margin(row, by) for by in missed.values())
+    )
+
+
+def _margin(row: Row, by: float) -> str:
+    return f"{by:.1f} {row.unit}" if row.unit else f"{by:.3f}"
+
+
+def render(record: Record) -> str:
+    """Return the page."""
+    parts = [HEAD, _circumstances(record), *(_section(section, record) for section in SECTIONS), _left_out()]
+    return "\n".join(parts) + f"\n{RECORD_BEGIN}{record.encode()}{RECORD_END}\n"
+
+
+def recorded_in(page: str) -> Record:
+    """Return the record that a page was made of.
+
+    Raises:
+        ValueError: it has none.
+    """
+    _, begin, rest = page.partition(RECORD_BEGIN)
+    line, end, _ = rest.partition(RECORD_END)
+    if not begin or not end:
+        raise ValueError("the page holds no record: run make bench")
+    return Record.decode(line)
+
+
+def _circumstances(record: Record) -> str:
+    if not record.date:
+        return "No run is recorded yet: the rows below are those that `make bench` fills in.\n"
+    judged = [verdict(row, record.rows[row.name]) for _, row in rows() if row.name in record.rows]
+    lines = [
+        f"{judged.count('met')} of {len(list(rows()))} rows meet their aim.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| date | {record.date}, {record.minutes:.0f} minutes |",
+        *(f"| {name} | {version} |" for name, version in record.versions.items()),
+        f"| machine | {record.machine} |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _section(section: Section, record: Record) -> str:
+    lines = [
+        f"## {section.title}",
+        "",
+        section.method,
+        "",
+        f"Peer: {section.peer}",
+        "",
+        "| what | by the wall | by client CPU | values | aim | |",
+        "|---|---|---|---|---|---|",
+        *(_line(row, record.rows.get(row.name)) for row in section.rows),
+        "",
+    ]
+    notes = [
+        f"* {row.what}: {record.rows[row.name].note}"
+        for row in section.rows
+        if row.name in record.rows and record.rows[row.name].note
+    ]
+    if section.script in record.failed:
+        notes.append(f"* The script failed: {record.failed[section.script]}")
+    return "\n".join([*lines, *notes, ""] if notes else lines)
+
+
+def _line(row: Row, found: Values | None) -> str:
+    if found is None or not found.wall:
+        return f"| {row.what} | – | – | – | {row.goal()} | not measured |"
+    cells = row.what, spread(row, found.wall), spread(row, found.cpu), str(len(found.wall)), row.goal()
+    return f"| {' | '.join(cells)} | {verdict(row, found)} |"
+
+
+def _left_out() -> str:
+    return "\n".join(["## Not measured here", "", *(f"* {line}" for line in NOT_MEASURED), ""])
