@@ -1,7 +1,7 @@
 """What the benchmarks share: brokers, topics, pairs of runs in turn, and the values of the table's rows.
 
-Each script of the table has a function ``measure(bench)`` and ends with ``run_script(name, measure)``. It can run
-alone, and prints its rows then; ``benchmarks/table.py`` runs all.
+Each script of the table has a function ``measure(bench)`` and ends with ``run_script(doc, measure)``. It can
+run alone, and prints its rows then; ``benchmarks/table.py`` runs all.
 
     python -m benchmarks.consumer [--quick] [--only NAME] [--bootstrap-server HOST:PORT]
 """
@@ -78,12 +78,12 @@ class Bench:
         return quick if self._quick else full
 
     def compare(self, name: str, ours: Callable[[], Run], peer: Callable[[], Run], pairs: int) -> None:
-        """Run both sides in turn, so many pairs, and note the ratios; which side begins alternates."""
+        """Run so many pairs in turn, and note the ratios; which side begins alternates."""
         if self.wants(name):
             self.note_runs(name, in_turn(ours, peer, pairs))
 
     def note_runs(self, name: str, runs: Iterable[tuple[Run, Run]], note: str = "") -> None:
-        """Note pairs of (kpsplit, peer). A row with a least aim compares speeds, one with a greatest aim times."""
+        """Note pairs of (kpsplit, peer): the ratio of speeds, or of times if the aim is a greatest."""
         pairs = list(runs)
         ratio = _time_ratio if self._rows[name].at_most else _speed_ratio
         has_cpu = all(a.cpu and b.cpu for a, b in pairs)

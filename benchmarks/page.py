@@ -1,9 +1,9 @@
 """The table of the benchmarks, and docs/benchmarks.md made of what a run recorded. Pure: it measures nothing.
 
-A row compares kpsplit with a peer, or states an absolute time. ``SECTIONS`` owns what is measured, against what, and
-the aim; the scripts of this folder fill in the values by the row's name.
+A row compares kpsplit with a peer, or states an absolute time. ``SECTIONS`` owns what is measured, against what,
+and the aim. The scripts of this folder fill in the values by the row's name.
 
-The page ends with the record it was made of. So a test can make it again, and see whether a hand has changed it.
+The page ends with the record that it was made of, so a test can make it again and see whether a hand changed it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RECORD_BEGIN, RECORD_END = "<!-- recorded by make bench: ", " -->"
 class Row:
     """One line of the table.
 
-    ``name``: for ``--only`` and in the record. ``aim``: at least so much, or at most if ``at_most``. ``unit``: empty
-    for a ratio. ``quantile``: which of the values the aim is about, 0.5 for the median.
+    ``name``: for ``--only`` and in the record. ``aim``: at least so much, or at most if ``at_most``. ``unit``:
+    empty for a ratio. ``quantile``: which of the values the aim is about, 0.5 for the median.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Row:
 class Section:
     """Rows that one script measures in the same way.
 
-    ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with, and with
-    which settings.
+    ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with, and
+    the settings of that.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Section:
 class Values:
     """What a run found for a row: a value for each pair, by the wall and by CPU, in the order of the run.
 
-    ``cpu`` is empty where the client's processor time says nothing. ``note``: what one must know to read the values.
+    ``cpu`` is empty where the client's processor time says nothing. ``note``: what helps to read the values.
     """
 
     wall: tuple[float, ...]
@@ -104,19 +104,19 @@ LOOPS = {
     "1.shared": "`poll(0)` after every record, one callback for all",
     "1.lambda": "`poll(0)` after every record, a lambda for each record",
 }
-"""What applications do around ``produce()``; the names are ``calls of produce() for one poll.callback``."""
+"""What applications do around ``produce()``. The names: how many records for a poll, and the callback."""
 
 _PRODUCER_PEER = (
-    "`confluent_kafka.Producer` with `enable.idempotence=true` and `acks=all`, which kpsplit enforces, and all else as librdkafka "
-    "sets it, for both."
+    "`confluent_kafka.Producer` with `enable.idempotence=true` and `acks=all`, which kpsplit enforces, and "
+    "all else as librdkafka sets it, for both."
 )
 
 SECTIONS = (
     Section(
         "Producing to an enrolled topic",
         "producer",
-        "Records of 100 bytes with a key to a topic of 6 partitions, from the first `produce()` to the last report. The ratio is that of "
-        "records per second.",
+        "Records of 100 bytes with a key to a topic of 6 partitions, from the first `produce()` to the last "
+        "report. The ratio is that of records per second.",
         _PRODUCER_PEER
         + " It sends one header as large as kpsplit's stamp, in the same loop with the same callback.",
         tuple(Row(f"stamped.{name}", what, 0.85) for name, what in LOOPS.items()),
@@ -138,8 +138,9 @@ SECTIONS = (
     Section(
         "Latency of a producer at half load",
         "producer",
-        "Time from `produce()` to the callback, at half of the rate that the peer reaches in this run when it sends as fast as it can. A "
-        "portion is sent every two milliseconds; between portions the loop is in `poll()`. The ratio is that of the quantiles of each run.",
+        "Time from `produce()` to the callback, at half of the rate that the peer reaches in this run when "
+        "it sends as fast as it can. A portion is sent every two milliseconds; between portions the loop is "
+        "in `poll()`. The ratio is that of the quantiles of each run.",
         _PRODUCER_PEER + " It sends one header as large as the stamp.",
         (
             Row("latency.p50", "p50", 1.05, at_most=True),
@@ -149,15 +150,18 @@ SECTIONS = (
     Section(
         "Writers' pause at a split and a merge",
         "pauses",
-        "A partition is split in four and merged back, again and again, while producers (a process each) write 1,000 records/s together to "
-        "the topic's 6 partitions. The pause is what each producer reports: from the sight of the fence until nothing is held. The ratio "
-        "is the median pause of the producers in one operation to the bare round trips right before or after it. The other partitions' p99 is the time "
-        "from `produce()` to the report, of records that were sent from the operator's first step to its last, to a stretch of the "
-        "same length without an operation, before or after it.",
-        "The bare round trips are those that the protocol puts one after the other into a pause ([protocol.md, section 7.3](protocol.md#73-how-long-the-pause-is)), made by plain clients "
-        "with open connections and `linger.ms=0`, beside the same writers: one record acknowledged (what is in flight); one record "
-        "acknowledged by the brokers and seen by a reader (the answer); one record acknowledged (the marker); one transaction "
-        "with a record in each of two topics, until a read-committed reader sees it (the commit). The median of five such chains counts.",
+        "A partition is split in four and merged back, again and again, while producers (a process each) "
+        "write 1,000 records/s together to the topic's 6 partitions. The pause is what each producer "
+        "reports: from the sight of the fence until nothing is held. The ratio is the median pause of the "
+        "producers in one operation to the bare round trips right before or after it. The other partitions' "
+        "p99 is the time from `produce()` to the report, of records that were sent from the operator's first"
+        " step to its last, to a stretch of the same length without an operation, before or after it.",
+        "The bare round trips are those that the protocol puts one after the other into a pause "
+        "([protocol.md, section 7.3](protocol.md#73-how-long-the-pause-is)), made by plain clients with open"
+        " connections and `linger.ms=0`, beside the same writers: one record acknowledged (what is in "
+        "flight); one record acknowledged by the brokers and seen by a reader (the answer); one record "
+        "acknowledged (the marker); one transaction with a record in each of two topics, until a "
+        "read-committed reader sees it (the commit). The median of five such chains counts.",
         tuple(
             row
             for count in (1, 10)
@@ -185,10 +189,12 @@ SECTIONS = (
     Section(
         "Reading",
         "consumer",
-        "A consumer of a group reads records that kpsplit's producer wrote, from the first one that it gets to the last. Owner of half: a "
-        "second member has the other half and stands still. The ratio is that of records per second.",
-        "`confluent_kafka.Consumer` on a topic with the same records that is not split; owner of half: of three of the six partitions. Both have "
-        "`fetch.queue.backoff.ms=5`: with librdkafka's default a consumer that has fetched enough ahead rests for a second.",
+        "A consumer of a group reads records that kpsplit's producer wrote, from the first one that it gets "
+        "to the last. Owner of half: a second member has the other half and stands still. The ratio is that "
+        "of records per second.",
+        "`confluent_kafka.Consumer` on a topic with the same records that is not split; owner of half: of "
+        "three of the six partitions. Both have `fetch.queue.backoff.ms=5`: with librdkafka's default a "
+        "consumer that has fetched enough ahead rests for a second.",
         (
             Row("read.poll.unsplit", "`poll()`, not split", 1.0),
             Row("read.consume.unsplit", "`consume(1000)`, not split", 0.95),
@@ -201,12 +207,13 @@ SECTIONS = (
     Section(
         "Groups",
         "groups",
-        "Hand-over: a second member joins while records are written; for each key that moves, the time from its last record at the "
-        "old owner to its first at the new one, and of these the median. Commit: `commit(asynchronous=False)` after 500 records of all "
-        "partitions; the median of ten.",
-        "Hand-over: Kafka's own cooperative rebalance of plain consumers, with `partition.assignment.strategy=cooperative-sticky` and kpsplit's "
-        "`heartbeat.interval.ms` and `fetch.queue.backoff.ms`. Commit: a plain transaction with one record and the offsets of the six partitions, "
-        "`linger.ms=0`, `retry.backoff.ms=10` and open connections, as kpsplit's.",
+        "Hand-over: a second member joins while records are written; for each key that moves, the time from "
+        "its last record at the old owner to its first at the new one, and of these the median. Commit: "
+        "`commit(asynchronous=False)` after 500 records of all partitions; the median of ten.",
+        "Hand-over: Kafka's own cooperative rebalance of plain consumers, with "
+        "`partition.assignment.strategy=cooperative-sticky` and kpsplit's `heartbeat.interval.ms` and "
+        "`fetch.queue.backoff.ms`. Commit: a plain transaction with one record and the offsets of the six "
+        "partitions, `linger.ms=0`, `retry.backoff.ms=10` and open connections, as kpsplit's.",
         (
             Row("handover", "hand-over of a slot to a member that joins", 1.2, at_most=True),
             Row("commit", "range commit", 1.1, at_most=True),
@@ -215,24 +222,35 @@ SECTIONS = (
     Section(
         "Verification",
         "verification",
-        "`kpsplit verify` of a partition that was split, split again and merged, a quarter of the records each, in one Spark session; the small "
-        "topics are read before. The processor time is that of Spark's JVM. The ratio is that of records per second.",
-        "Spark jobs that read the same stretches with the same settings of the connector: one that only counts, and one that takes the stamp out of the "
-        "headers, computes the hash of the key, and adds them up.",
+        "`kpsplit verify` of a partition that was split, split again and merged, a quarter of the records "
+        "each, in one Spark session; the small topics are read before. The processor time is that of Spark's"
+        " JVM. The ratio is that of records per second.",
+        "Spark jobs that read the same stretches with the same settings of the connector: one that only "
+        "counts, and one that takes the stamp out of the headers, computes the hash of the key, and adds "
+        "them up.",
         (
             Row("verify.count", "to a plain count", 0.5),
             Row("verify.hash", "to a job that reads stamps and hashes keys", 0.7),
+            Row("verify.growth", "time per record, 5 million records to 1 million", 1.1, at_most=True),
         ),
     ),
     Section(
         "Starting",
         "start",
-        "Import: `from kpsplit import Producer, Consumer` in a new interpreter, confluent-kafka included; nothing of PySpark, click and rich may be "
-        "loaded by it. Producer: from the constructor to the report of its first record, to an enrolled topic. Consumer: from the "
-        "constructor to its first record, alone in a new group.",
-        "The plain clients, on the same topic. The consumer has kpsplit's `heartbeat.interval.ms` and `fetch.queue.backoff.ms`.",
+        "Import: `from kpsplit import Producer, Consumer` in a new interpreter, confluent-kafka included. "
+        "Producer: from the constructor to the report of its first record, to an enrolled topic. Consumer: "
+        "from the constructor to its first record, alone in a new group.",
+        "The plain clients, on the same topic. The consumer has kpsplit's `heartbeat.interval.ms` and "
+        "`fetch.queue.backoff.ms`.",
         (
             Row("start.import", "import", 100.0, at_most=True, unit="ms"),
+            Row(
+                "start.loaded",
+                "of PySpark, click and rich, loaded by the import",
+                0.0,
+                at_most=True,
+                unit="packages",
+            ),
             Row("start.producer", "Producer, to its first report", 1.2, at_most=True),
             Row("start.consumer", "Consumer, to its first record", 1.2, at_most=True),
         ),
@@ -240,18 +258,22 @@ SECTIONS = (
 )
 
 NOT_MEASURED = (
-    "Confluent's Parallel Consumer: it is a Java library, and its comparison needs a Java application beside this one.",
-    "What a split gains on a partition that its broker limits: on one machine all brokers share the processors, so there is no such limit.",
-    "10,000 registrations: they take longer than the whole table; `make bench BENCH=dead_producers` measures them alone.",
+    "Confluent's Parallel Consumer: it is a Java library, and its comparison needs a Java application beside"
+    " this one.",
+    "What a split gains on a partition that its broker limits: on one machine all brokers share the "
+    "processors, so there is no such limit.",
+    "10,000 registrations: they take longer than the whole table; `make bench BENCH=dead_producers` measures"
+    " them alone.",
 )
 
 HEAD = """\
 # Benchmarks
 
-`make bench` measures everything on this page in one command and writes the page; nobody edits it. How a row is measured: two things
-run in turn on the same machine and brokers, and which one begins alternates. Each pair gives a ratio. A row shows the median of the ratios, with the smallest
-and the greatest in brackets, by the wall and by the processor time of the client's process. Absolute times of a shared machine mean little;
-only a few rows are times, and they say so. An aim is met if the median meets it by the wall and by CPU.
+`make bench` measures everything on this page in one command and writes the page; nobody edits it. Two things
+run in turn on the same machine and brokers, and which one begins alternates. Each pair gives a ratio. A row shows
+the median of the ratios, with the smallest and the greatest in brackets: by the wall, and by the processor time of
+the client's process where it says something. Absolute times of a shared machine mean little; the few rows that are
+times name their unit. An aim is met if the median meets it by the wall and by CPU.
 """
 
 

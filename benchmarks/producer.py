@@ -43,7 +43,7 @@ LATE = 1.2
 
 @dataclass(frozen=True)
 class Loop:
-    """What an application does around produce(): polls after ``every`` records, has a lambda for each record or not."""
+    """What an application does around produce(): a poll after ``every`` records, a lambda for each or not."""
 
     every: int
     own_callback: bool

@@ -1,61 +1,53 @@
-"""What a verification costs: in turn with a plain Spark job that only reads and counts the same topics.
+"""What a verification costs, in turn with plain Spark jobs that read the same topic in the same session.
 
-For each number of records a partition of its own is written, in four equal parts: before a split in four,
-after it, after a nested split, after the merge. Then pairs of runs, verification and plain count, in turn in
-one session, with the same settings of the connector; kpsplit's small topics are read before them, and count
-for neither. Printed: records per second of each, the ratio of speeds (verification / plain; aim: at least
-0.5), the same by processor time, bytes shuffled per record, seconds per record against the smallest number
-(aim: at most 1.1), peak memory of Spark's JVM. Only the ratios mean something on a shared machine.
+A partition is written in four equal parts: before a split in four, after it, after a nested split, after the
+merge. Then three jobs run in turn, with the same settings of the connector: the verification, a plain count, and
+a job that reads the stamps and hashes the keys. kpsplit's small topics are read before, and count for none.
 
-    python benchmarks/spark_reconcile.py [--records N ...] [--pairs N] [--producers N]
-        [--bootstrap-server ...]
+    python -m benchmarks.verification [--quick] [--only verify.hash] [--bootstrap-server HOST:PORT]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
-from confluent_kafka.admin import AdminClient, NewTopic
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 import kpsplit
+from benchmarks.harness import (
+    FLUSH_SECONDS,
+    KEYS,
+    MAX_PAUSE_MS,
+    Bench,
+    Run,
+    create_topics,
+    run_script,
+    send_patiently,
+)
 from kpsplit import Admin, KeyRange, Partitioner, PhysicalPartition
-from kpsplit.devcluster import DevCluster
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.session import local_session
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.job import judge_snapshot, least_tasks, take_snapshot
+from kpsplit.splitter.key_range import KEY_SPACE, MULTIPLIER
+from kpsplit.splitter.records.data import STAMP_HEADER
 
-VALUE = b"v" * 100
-KEYS = [b"user-%d" % i for i in range(10_000)]
-MAX_PAUSE_MS = 20_000
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Seconds of one pair, by the clock and of the JVM's processors; the bytes that were shuffled."""
-
-    plain: float
-    verification: float
-    plain_cpu: float
-    verification_cpu: float
-    shuffled: int
+PRODUCERS = 2
+MEMORY = "2g"
 
 
-def write_history(operations: Admin, bootstrap: str, topic: str, records: int, producers: int) -> None:
+def write_history(operations: Admin, bootstrap: str, topic: str, records: int) -> None:
     """Write a partition through a split, a nested split and a merge, a quarter of the records each."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(60)
+    create_topics(bootstrap, [topic], partitions=1)
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     parent = PhysicalPartition(topic, 0)
     nested = KeyRange(1 << 30, 2 << 30)
@@ -66,7 +58,7 @@ def write_history(operations: Admin, bootstrap: str, topic: str, records: int, p
     ]
     with ExitStack() as stack:
         config = {"bootstrap.servers": bootstrap, "linger.ms": 20, "compression.type": "lz4"}
-        writers = [stack.enter_context(kpsplit.Producer(config)) for _ in range(producers)]
+        writers = [stack.enter_context(kpsplit.Producer(config)) for _ in range(PRODUCERS)]
         for step in [*steps, lambda: None]:
             write(writers, topic, records // 4)
             step()
@@ -80,22 +72,16 @@ def run(operations: Admin, plan: object) -> None:
 def write(writers: list[kpsplit.Producer], topic: str, records: int) -> None:
     """Write records in turn with all producers."""
     for i in range(records):
-        writer = writers[i % len(writers)]
-        while True:
-            try:
-                writer.produce(topic, VALUE, KEYS[i * 7919 % len(KEYS)], 0)
-                break
-            except BufferError:
-                writer.poll(0.05)
+        send_patiently(writers[i % len(writers)], topic, KEYS[i * 7919 % len(KEYS)])
         if i % 1000 < len(writers):
-            writer.poll(0)
+            writers[i % len(writers)].poll(0)
     for writer in writers:
-        if writer.flush(120):
+        if writer.flush(FLUSH_SECONDS):
             raise KpsplitError("the history could not be written")
 
 
-def plain_count(spark: SparkSession, connection: Connection, snapshot: Snapshot) -> int:
-    """Read the same stretches with the same settings of the connector, and count them."""
+def plain_read(spark: SparkSession, connection: Connection, snapshot: Snapshot, headers: bool) -> DataFrame:
+    """Return the same stretches, read with the same settings of the connector."""
     topics: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     for place, known in snapshot.bounds.items():
@@ -110,28 +96,86 @@ def plain_count(spark: SparkSession, connection: Connection, snapshot: Snapshot)
         .option("assign", json.dumps(assigned))
         .option("startingOffsets", json.dumps(topics))
         .option("endingOffsets", json.dumps(ends))
+        .option("includeHeaders", str(headers).lower())
         .load()
-        .count()
     )
 
 
-def measure(spark: SparkSession, connection: Connection, topic: str, pairs: int) -> list[Pair]:
-    """Run both in turn, after one of each that is not counted; of one snapshot, taken before."""
-    snapshot = take_snapshot(connection, topic)
-    found = []
-    for number in range(pairs + 1):
-        began, cpu = time.monotonic(), processor_seconds(spark)
-        counted = plain_count(spark, connection, snapshot)
-        plain, plain_cpu = time.monotonic() - began, processor_seconds(spark) - cpu
-        before, began, cpu = shuffled(spark), time.monotonic(), processor_seconds(spark)
-        verdict = judge_snapshot(spark, snapshot, connection)
-        verification, verification_cpu = time.monotonic() - began, processor_seconds(spark) - cpu
+def stamps_and_hashes(records: DataFrame) -> DataFrame:
+    """Return one row that depends on the stamp and on the key hash of every record."""
+    stamp = F.expr(f"get(filter(headers, h -> h.key = '{STAMP_HEADER}'), 0).value")
+    hashed = F.pmod(F.crc32("key") * F.lit(MULTIPLIER), F.lit(KEY_SPACE))
+    return records.select(F.crc32(stamp).alias("stamp"), hashed.alias("hash")).agg(
+        F.sum("stamp"), F.sum("hash"), F.count("*")
+    )
+
+
+class Jobs:
+    """The three jobs on one topic."""
+
+    def __init__(self, spark: SparkSession, connection: Connection, topic: str) -> None:
+        self._spark, self._connection = spark, connection
+        self._snapshot = take_snapshot(connection, topic)
+
+    def verify(self) -> Run:
+        """Run the verification."""
+        return self._timed(self._verify)
+
+    def count(self) -> Run:
+        """Run the plain count."""
+        return self._timed(lambda: self._read(headers=False).count())
+
+    def hash(self) -> Run:
+        """Run the job that reads stamps and hashes keys."""
+        return self._timed(lambda: stamps_and_hashes(self._read(headers=True)).collect())
+
+    def _read(self, *, headers: bool) -> DataFrame:
+        return plain_read(self._spark, self._connection, self._snapshot, headers)
+
+    def _verify(self) -> None:
+        verdict = judge_snapshot(self._spark, self._snapshot, self._connection)
         if not verdict.clean:
-            raise KpsplitError(f"the history of {counted:,} records is not clean: {verdict.findings[:3]}")
-        if number:
-            more = shuffled(spark) - before
-            found.append(Pair(plain, verification, plain_cpu, verification_cpu, more))
-    return found
+            raise KpsplitError(f"the history is not clean: {verdict.findings[:3]}")
+
+    def _timed(self, job: Callable[[], object]) -> Run:
+        began, cpu = time.perf_counter(), processor_seconds(self._spark)
+        job()
+        return Run(time.perf_counter() - began, processor_seconds(self._spark) - cpu)
+
+
+def measure(bench: Bench) -> None:
+    """Measure all rows of the verification."""
+    large, small = bench.size(5_000_000, 8_000), bench.size(1_000_000, 4_000)
+    connection = Connection({"bootstrap.servers": bench.bootstrap})
+    topics = {records: f"bench-verify-{records}-{time.time_ns()}" for records in (large, small)}
+    with Admin(connection, 120.0) as operations:
+        operations.initialise()
+        for records, topic in topics.items():
+            write_history(operations, bench.bootstrap, topic, records)
+    spark = local_session(memory=MEMORY)
+    jobs, fewer = (Jobs(spark, connection, topics[records]) for records in (large, small))
+    for job in (jobs.count, jobs.hash, jobs.verify, fewer.verify):
+        job()  # what is compiled and cached then counts for none
+    sides = {"verify": jobs.verify, "count": jobs.count, "hash": jobs.hash, "fewer": fewer.verify}
+    before = shuffled(spark)
+    found = []
+    for number in range(bench.size(5, 1)):
+        names = list(sides) if number % 2 else list(reversed(sides))
+        found.append({name: sides[name]() for name in names})
+    bytes_a_record = (shuffled(spark) - before) / len(found) / large
+    seconds = median(runs["verify"].wall for runs in found)
+    note = (
+        f"{large:,} records in {seconds:.1f} s; {bytes_a_record:.0f} bytes shuffled per record by all jobs; "
+        f"peak of the JVM {peak_megabytes(spark):,.0f} MiB"
+    )
+    bench.note_runs("verify.count", [(runs["verify"], runs["count"]) for runs in found], note)
+    bench.note_runs("verify.hash", [(runs["verify"], runs["hash"]) for runs in found])
+    growth = [
+        [getattr(runs["verify"], kind) / large * small / getattr(runs["fewer"], kind) for runs in found]
+        for kind in ("wall", "cpu")
+    ]
+    bench.note("verify.growth", *growth)
+    spark.stop()
 
 
 def shuffled(spark: SparkSession) -> int:
@@ -158,61 +202,5 @@ def peak_megabytes(spark: SparkSession) -> float:
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-@contextmanager
-def brokers(given: str | None) -> Iterator[str]:
-    if given:
-        yield given
-        return
-    with DevCluster(brokers=3) as running:
-        yield running.bootstrap
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--records", type=int, nargs="+", default=[1_000_000, 10_000_000])
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--producers", type=int, default=2)
-    parser.add_argument("--memory", default="2g")
-    parser.add_argument("--bootstrap-server")
-    options = parser.parse_args()
-    with brokers(options.bootstrap_server) as bootstrap:
-        connection = Connection({"bootstrap.servers": bootstrap})
-        with Admin(connection, 120.0) as operations:
-            operations.initialise()
-            topics = {n: f"reconcile-{n}-{int(time.time())}" for n in sorted(options.records)}
-            for records, topic in topics.items():
-                write_history(operations, bootstrap, topic, records, options.producers)
-        spark = local_session(memory=options.memory)
-        heads = (
-            ("records", 12),
-            ("plain/s", 10),
-            ("verify/s", 10),
-            ("ratio", 6),
-            ("cpu ratio", 9),
-            ("B shuffled", 10),
-        )
-        print(" ".join(f"{name:>{width}}" for name, width in (*heads, ("growth", 7), ("peak MiB", 9))))
-        smallest = ratio = growth = 0.0
-        for records, topic in topics.items():
-            pairs = measure(spark, connection, topic, options.pairs)
-            plain = statistics.median(p.plain for p in pairs)
-            ours = statistics.median(p.verification for p in pairs)
-            smallest = smallest or ours / records
-            ratio = statistics.median(p.plain / p.verification for p in pairs)
-            cpu_ratio = statistics.median(p.plain_cpu / p.verification_cpu for p in pairs)
-            growth = ours / records / smallest
-            print(
-                f"{records:>12,} {records / plain:>10,.0f} {records / ours:>10,.0f} {ratio:>6.2f} "
-                f"{cpu_ratio:>9.2f} {statistics.median(p.shuffled for p in pairs) / records:>10.1f} "
-                f"{growth:>7.2f} {peak_megabytes(spark):>9,.0f}",
-                flush=True,
-            )
-        spark.stop()
-    print(
-        f"verification of {max(topics):,} records: {ratio:.2f} of a plain count (aim >= 0.50), "
-        f"{growth:.2f} of the seconds per record of {min(topics):,} (aim <= 1.10)"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)
