@@ -7,7 +7,8 @@
 #                 and ten of slow brokers
 #   make lint     style, types, import contracts, the shape of the package
 #   make demo     the main job, on an embedded three-broker cluster
-#   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
+#   make bench    all benchmarks in less than 40 minutes; writes docs/benchmarks.md (BENCH_ARGS="--only read": some rows;
+#                 BENCH=dead_producers, open_transaction, takeover, workers: what the table leaves out)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
 #   make audit    known vulnerabilities of the locked packages and the pinned jars; make sbom: what they are (CycloneDX, dist/)
 #   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)
@@ -22,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
-BENCH ?= producer_overhead
+BENCH ?= table
 MINUTES ?= 20
 WORKERS ?= 2
 CLUSTER_WORKERS ?= 4
@@ -97,7 +98,7 @@ demo: jars
 	$(BIN)/kpsplit demo $(DEMO_ARGS)
 
 bench: jars
-	$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.$(BENCH) $(BENCH_ARGS)
 
 chaos: jars
 	$(BIN)/python -m tests.fault.chaos --minutes $(MINUTES) $(CHAOS_ARGS)

@@ -6,7 +6,7 @@ each of them has a transactional id of its own. A lease (5 s) is in every split 
 
 Absolute numbers of a shared machine mean little; what counts is the ratio to ten dead producers.
 
-    python benchmarks/dead_producers.py [--counts 0,10,10000] [--transactional N] [--bootstrap-server HOST]
+    python -m benchmarks.dead_producers [--counts 0,10,10000] [--transactional N] [--bootstrap-server HOST]
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import ExitStack
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.harness import brokers
 from kpsplit import Admin, Partitioner, PhysicalPartition
 from kpsplit.clock import Deadline
-from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
@@ -61,7 +61,7 @@ def main() -> None:
     cases = [(int(count), False) for count in given.counts.split(",")]
     cases += [(given.transactional, True)] if given.transactional else []
     with ExitStack() as stack:
-        bootstrap = given.bootstrap_server or stack.enter_context(DevCluster(brokers=3)).bootstrap
+        bootstrap = stack.enter_context(brokers(given.bootstrap_server))
         connection = Connection({"bootstrap.servers": bootstrap})
         operations = stack.enter_context(Admin(connection))
         operations.initialise()

@@ -95,8 +95,8 @@ class Bench:
         values = Values(tuple(round(v, 4) for v in wall), tuple(round(v, 4) for v in cpu), note)
         row = self._rows[name]
         self.found[name] = values
-        figures = f"{spread(row, values.wall):28} {spread(row, values.cpu):28}"
-        print(f"{name:24} {figures} {row.goal():16} {verdict(row, values)} {note}", flush=True)
+        figures = f"{name:20} {spread(row, values.wall):26} {spread(row, values.cpu):26}"
+        print(figures, f"{row.goal():16}", verdict(row, values), note, flush=True)
 
 
 def _speed_ratio(ours: float, peer: float) -> float:
@@ -108,7 +108,7 @@ def _time_ratio(ours: float, peer: float) -> float:
 
 
 def in_turn(ours: Callable[[], T], peer: Callable[[], T], pairs: int) -> Iterator[tuple[T, T]]:
-    """Run both sides in turn and yield (ours, peer); the peer begins the first pair, ours the second, and so on."""
+    """Run both sides in turn and yield (ours, peer); the peer begins the first pair, ours the second."""
     for number in range(pairs):
         if number % 2 == 0:
             second = peer()

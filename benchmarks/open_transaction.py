@@ -1,6 +1,6 @@
 """What an operator that dies inside its transaction costs the pauses of other partitions.
 
-    python benchmarks/open_transaction.py
+    python -m benchmarks.open_transaction
 
 One run on an embedded cluster of three brokers. A partition is split while a producer writes to it. After
 FENCE another partition's operator opens a transaction in the control topic and dies. Three times, in turn:
@@ -17,8 +17,8 @@ from time import sleep
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.harness import brokers
 from kpsplit import Admin, Partitioner, PhysicalPartition, Producer, StepDone, ignore_steps
-from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS
 from kpsplit.splitter.records.keys import (
@@ -91,8 +91,8 @@ def measure(bootstrap: str) -> dict[str, list[int]]:
 
 def main() -> int:
     """Run on a cluster of its own."""
-    with DevCluster(brokers=3) as cluster:
-        for case, found in measure(cluster.bootstrap).items():
+    with brokers() as bootstrap:
+        for case, found in measure(bootstrap).items():
             print(f"{case}: pauses of {', '.join(map(str, sorted(found)))} ms")
     return 0
 

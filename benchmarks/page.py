@@ -1,9 +1,10 @@
-"""The table of the benchmarks, and docs/benchmarks.md made of what a run recorded. Pure: it measures nothing.
+"""The table of the benchmarks, and docs/benchmarks.md made of what a run recorded. Pure: measures nothing.
 
-A row compares kpsplit with a peer, or states an absolute time. ``SECTIONS`` owns what is measured, against what,
-and the aim. The scripts of this folder fill in the values by the row's name.
+A row compares kpsplit with a peer, or states an absolute time. ``SECTIONS`` owns what is measured, against
+what, and the aim. The scripts of this folder fill in the values by the row's name.
 
-The page ends with the record that it was made of, so a test can make it again and see whether a hand changed it.
+The page ends with the record that it was made of, so a test can make it again and see whether a hand changed
+it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ RECORD_BEGIN, RECORD_END = "<!-- recorded by make bench: ", " -->"
 class Row:
     """One line of the table.
 
-    ``name``: for ``--only`` and in the record. ``aim``: at least so much, or at most if ``at_most``. ``unit``:
-    empty for a ratio. ``quantile``: which of the values the aim is about, 0.5 for the median.
+    ``name``: for ``--only`` and in the record. ``aim``: at least so much, or at most if ``at_most``.
+    ``unit``: empty for a ratio. ``quantile``: which of the values the aim is about, 0.5 for the median.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Row:
 class Section:
     """Rows that one script measures in the same way.
 
-    ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with, and
-    the settings of that.
+    ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with,
+    and the settings of that.
     """
 
     title: str
@@ -269,11 +270,12 @@ NOT_MEASURED = (
 HEAD = """\
 # Benchmarks
 
-`make bench` measures everything on this page in one command and writes the page; nobody edits it. Two things
-run in turn on the same machine and brokers, and which one begins alternates. Each pair gives a ratio. A row shows
-the median of the ratios, with the smallest and the greatest in brackets: by the wall, and by the processor time of
-the client's process where it says something. Absolute times of a shared machine mean little; the few rows that are
-times name their unit. An aim is met if the median meets it by the wall and by CPU.
+`make bench` measures everything on this page in one command and writes the page; nobody edits it. Two
+things run in turn on the same machine and brokers, and which one begins alternates. Each pair gives a ratio.
+A row shows the median of the ratios, with the smallest and the greatest in brackets: by the wall, and by the
+processor time of the client's process where it says something. Absolute times of a shared machine mean
+little; the few rows that are times name their unit. An aim is met if the median meets it by the wall
+and by CPU.
 """
 
 
@@ -305,8 +307,9 @@ def spread(row: Row, values: Sequence[float]) -> str:
     """Return the figure that counts, with the smallest and the greatest."""
     if not values:
         return "–"
-    figure = quantile(values, row.quantile)
-    return f"{shown(figure, row.unit)} ({shown(min(values))} to {shown(max(values))})"
+    digits = 0 if row.unit else 2
+    figure = shown(quantile(values, row.quantile), row.unit)
+    return f"{figure} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def verdict(row: Row, found: Values) -> str:
@@ -322,7 +325,12 @@ def verdict(row: Row, found: Values) -> str:
 
 
 def _margin(row: Row, by: float) -> str:
-    return f"{by:.1f} {row.unit}" if row.unit else f"{by:.3f}"
+    """Return a margin as text, rounded up: what is missed is never shown as 0."""
+    return f"{_up(by, 10):.1f} {row.unit}" if row.unit else f"{_up(by, 1000):.3f}"
+
+
+def _up(value: float, parts: int) -> float:
+    return ceil(round(value * parts, 6)) / parts
 
 
 def render(record: Record) -> str:

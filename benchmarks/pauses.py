@@ -1,7 +1,7 @@
 """How long writers pause at a split and a merge, against the protocol's bare round trips on the same brokers.
 
 Producers, a process each, write to all partitions of a topic; one partition is split and merged again and
-again. Beside the pauses: the latency of the other partitions during operations, against stretches without any.
+again. Beside the pauses: the latency of the other partitions during operations, and in stretches without any.
 
     python -m benchmarks.pauses [--quick] [--only pause.10] [--bootstrap-server HOST:PORT]
 """
@@ -48,7 +48,7 @@ Latencies = dict[int, list[tuple[float, float]]]
 
 
 def write(bootstrap: str, topic: str, rate: float, ready: Any, done: Any, found: Any) -> None:
-    """Be one producer: write at a steady rate; at the end hand over (partition, sent, seconds) of each record."""
+    """Be one producer at a steady rate; at the end hand over (partition, sent, seconds) of each record."""
     noted = array("d")
 
     def report(sent_at: float, error: Any, message: Any) -> None:

@@ -29,7 +29,7 @@ print(*(name for name in {unwanted!r} if name in sys.modules))
 
 
 def importing(package: str) -> tuple[Run, list[str]]:
-    """Import a package's clients in a new interpreter; return the time, and what it should not have loaded."""
+    """Import a package's clients in a new interpreter; return the time, and what is loaded in vain."""
     code = IMPORTING.format(package=package, unwanted=NOT_WANTED)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     times, loaded = done.stdout.splitlines()

@@ -1,11 +1,13 @@
 """Measure the whole table, and write docs/benchmarks.md: ``make bench``.
 
-Each script runs in a process of its own, with brokers of its own: none finds what another has left. A script that
-fails leaves its rows empty, the page says why, and the exit code is 1.
+Each script runs in a process of its own, with brokers of its own: none finds what another has left. A script
+that fails leaves its rows empty, the page says why, and the exit code is 1.
 
     python -m benchmarks.table [--quick] [--only NAME] [--page FILE]
+    python -m benchmarks.table --again
 
-``--quick`` and ``--only`` do not make the table: the page is printed then, unless ``--page`` says where to write it.
+``--quick`` and ``--only`` do not make the table: the page is printed then, unless ``--page`` is given.
+``--again`` measures nothing: it makes the page of the record that the page holds, after a text has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import confluent_kafka
 
 import kpsplit
 from benchmarks.harness import parser_of
-from benchmarks.page import Record, Values, render, rows, scripts
+from benchmarks.page import NOTHING, Record, Values, recorded_in, render, rows, scripts
 from kpsplit.devcluster.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +102,14 @@ def main() -> int:
     """Measure, and write or print the page."""
     parser = parser_of(__doc__)
     parser.add_argument("--page", type=Path, help="where the page is written")
+    parser.add_argument(
+        "--again", action="store_true", help="make the page of its own record; measure nothing"
+    )
     given = parser.parse_args()
+    if given.again:
+        known = recorded_in(PAGE.read_text("utf-8")) if PAGE.exists() else NOTHING
+        PAGE.write_text(render(known), "utf-8")
+        return 0
     by_script = {s: [row.name for section, row in rows() if section.script == s] for s in scripts()}
     wanted = scripts_of(by_script, given.only)
     if not wanted:

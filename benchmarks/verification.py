@@ -1,8 +1,8 @@
 """What a verification costs, in turn with plain Spark jobs that read the same topic in the same session.
 
 A partition is written in four equal parts: before a split in four, after it, after a nested split, after the
-merge. Then three jobs run in turn, with the same settings of the connector: the verification, a plain count, and
-a job that reads the stamps and hashes the keys. kpsplit's small topics are read before, and count for none.
+merge. Then three jobs run in turn, with the same settings of the connector: the verification, a plain count,
+and a job that reads the stamps and hashes the keys. kpsplit's small topics are read before.
 
     python -m benchmarks.verification [--quick] [--only verify.hash] [--bootstrap-server HOST:PORT]
 """

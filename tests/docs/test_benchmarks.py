@@ -1,0 +1,122 @@
+"""docs/benchmarks.md is made of a recorded run, and the table says what the values say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import page, table
+
+ROOT = Path(__file__).parents[2]
+RATIO = page.Row("some.ratio", "a ratio", 0.9)
+TIME = page.Row("some.time", "a time", 100.0, at_most=True, unit="ms", quantile=0.99)
+
+
+def record(**rows: page.Values) -> page.Record:
+    """A run that found these values."""
+    names = {name.replace("_", "."): values for name, values in rows.items()}
+    return page.Record("2026-01-31 12:00 UTC", 31.4, {"Kafka": "4.1.2"}, "2 cores, 8 GiB", names)
+
+
+def line_of(text: str, what: str) -> list[str]:
+    """The cells of the first line of the table with this text."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {what} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_is_the_one_that_its_record_makes() -> None:
+    committed = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    assert committed == page.render(page.recorded_in(committed)), "python -m benchmarks.table --again"
+
+
+def test_a_page_made_of_what_a_page_recorded_is_the_same_page() -> None:
+    found = record(handover=page.Values((1.1, 1.3), (), "closes --> a comment\nand has | lines"))
+    found = replace(found, failed={"start": "exit code 1; no --> brokers"})
+    text = page.render(found)
+    assert page.recorded_in(text) == found
+    assert page.render(page.recorded_in(text)) == text
+
+
+def test_a_page_without_a_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="make bench"):
+        page.recorded_in("| 1.00 |")
+
+
+def test_a_row_shows_the_median_with_the_smallest_and_the_greatest_by_the_wall_and_by_cpu() -> None:
+    text = page.render(record(read_poll_unsplit=page.Values((1.2, 0.9, 1.1), (0.7, 0.8, 0.6))))
+    cells = line_of(text, "`poll()`, not split")
+    assert cells[1:5] == ["1.10 (0.90 to 1.20)", "0.70 (0.60 to 0.80)", "3", "at least 1.00"]
+    assert cells[5] == "**missed**: CPU by 0.300"
+
+
+def test_a_row_without_values_is_not_measured() -> None:
+    assert line_of(page.render(page.NOTHING), "range commit")[1:] == [*"–––", "at most 1.10", "not measured"]
+
+
+@pytest.mark.parametrize(
+    ("row", "wall", "cpu", "said"),
+    [
+        (RATIO, (0.9, 0.8, 1.0), (), "met"),
+        (RATIO, (0.95,), (0.95,), "met"),
+        (RATIO, (0.85, 0.85, 2.0), (), "**missed**: 0.050"),
+        (RATIO, (0.85,), (0.7,), "**missed**: wall by 0.050, CPU by 0.200"),
+        (RATIO, (0.95,), (0.8996,), "**missed**: CPU by 0.001"),
+        (TIME, (10.0,) * 99 + (500.0,), (), "met"),
+        (TIME, (10.0,) * 98 + (300.0, 500.0), (), "**missed**: 200.0 ms"),
+    ],
+)
+def test_an_aim_is_met_by_the_value_that_it_is_about_or_missed_by_so_much(
+    row: page.Row, wall: tuple[float, ...], cpu: tuple[float, ...], said: str
+) -> None:
+    assert page.verdict(row, page.Values(wall, cpu)) == said
+
+
+def test_the_page_names_what_failed_and_what_it_does_not_measure() -> None:
+    text = page.render(replace(record(), failed={"groups": "exit code 1; no brokers"}))
+    section = text.partition("## Groups")[2].partition("\n## ")[0]
+    assert "* The script failed: exit code 1; no brokers" in section
+    left_out = text.partition("## Not measured here")[2]
+    assert all(f"* {line}" in left_out for line in page.NOT_MEASURED)
+
+
+def test_the_page_says_when_with_what_and_on_which_machine() -> None:
+    text = page.render(record(commit=page.Values((1.0,)), handover=page.Values((2.0,))))
+    assert "2026-01-31 12:00 UTC, 31 minutes" in text
+    assert "| Kafka | 4.1.2 |" in text
+    assert "| machine | 2 cores, 8 GiB |" in text
+    assert f"1 of {len(list(page.rows()))} rows meet their aim." in text
+    assert table.versions().keys() == {
+        *("kpsplit", "confluent-kafka", "librdkafka", "Kafka", "Python", "PySpark")
+    }
+
+
+def test_a_name_stands_for_one_row_and_every_script_is_there() -> None:
+    names = [row.name for _, row in page.rows()]
+    assert len(names) == len(set(names))
+    for script in page.scripts():
+        source = (ROOT / "benchmarks" / f"{script}.py").read_text("utf-8")
+        assert "run_script(__doc__, measure)" in source
+
+
+def test_a_part_of_the_table_runs_the_scripts_that_have_such_rows() -> None:
+    by_script = {"a": ["read.poll"], "b": ["commit", "read.consume"], "c": ["start"]}
+    assert table.scripts_of(by_script, "read") == ("a", "b")
+    assert table.scripts_of(by_script, "") == ("a", "b", "c")
+
+
+def test_the_reason_of_a_failure_is_the_last_line_of_the_errors() -> None:
+    assert table.failure(0, "a warning") is None
+    assert table.failure(1, "Traceback\n  KafkaException: no brokers\n\n") == (
+        "exit code 1; KafkaException: no brokers"
+    )
+    assert table.failure(-9, "") == "exit code -9; no message"
+
+
+def test_make_bench_runs_the_table_and_readme_points_to_the_page() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(r"^BENCH \?= table$", makefile, re.MULTILINE)
+    assert "-m benchmarks.$(BENCH) $(BENCH_ARGS)" in makefile
+    assert "(docs/benchmarks.md)" in (ROOT / "README.md").read_text("utf-8")
