@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -24,6 +25,7 @@ MOVING_KEYS = KEYS[:200]
 PORTION, REST = 20, 0.005
 """Records that the writer of a hand-over sends before it rests, and for how many seconds."""
 MOVE_SECONDS = 30.0
+SETTLE_SECONDS = 2.0
 PER_COMMIT = 500
 
 
@@ -32,7 +34,9 @@ class Moving:
 
     def __init__(self, bootstrap: str, topic: str, ours: bool) -> None:
         self._topic, self._ours = topic, ours
-        self._config = config(bootstrap, f"bench-move-{time.time_ns()}", enable_auto_commit=True)
+        group = f"bench-move-{time.time_ns()}"
+        # What earlier runs have written is not the matter.
+        self._config = config(bootstrap, group, enable_auto_commit=True, auto_offset_reset="latest")
         self._seen: dict[bytes, list[tuple[float, int]]] = {}
         self._moved: set[bytes] = set()
         self._done = threading.Event()
@@ -47,7 +51,7 @@ class Moving:
             threads.append(threading.Thread(target=self._belong, args=(1,)))
             threads[-1].start()
             self._await(lambda: len(self._moved) > len(MOVING_KEYS) // 4)
-            time.sleep(1)
+            self._await(self._has_settled)
         finally:
             self._done.set()
             for thread in threads:
@@ -55,7 +59,13 @@ class Moving:
         gaps = [gap for moments in self._seen.values() if (gap := _first_gap(moments)) is not None]
         return Run(median(gaps))
 
-    def _await(self, condition: Any) -> None:
+    def _has_settled(self) -> bool:
+        """Look for some time whether keys still move: the last ones count like the first."""
+        before = len(self._moved)
+        time.sleep(SETTLE_SECONDS)
+        return len(self._moved) == before
+
+    def _await(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + MOVE_SECONDS
         while not condition():
             if time.monotonic() > end:
