@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
-from benchmarks.page import Values, quantile, rows, spread, verdict
+from benchmarks.page import Values, rows, spread, verdict
 from kpsplit import Admin, Partitioner, PhysicalPartition
 from kpsplit.devcluster import DevCluster
 
@@ -116,11 +116,6 @@ def in_turn(ours: Callable[[], T], peer: Callable[[], T], pairs: int) -> Iterato
         else:
             first = ours()
             yield first, peer()
-
-
-def low_and_high(values: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99."""
-    return quantile(values, 0.5), quantile(values, 0.99)
 
 
 def create_topics(bootstrap: str, names: Iterable[str], partitions: int = PARTITIONS, **config: str) -> None:

@@ -34,6 +34,8 @@ from kpsplit.devcluster.jars import KAFKA_VERSION
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 GIB = 1024**3
+LIBRDKAFKA = "%"
+"""What its lines begin with: clients that outlive their brokers complain."""
 
 
 def run_script(script: str, options: list[str]) -> tuple[dict[str, Values], str | None]:
@@ -52,7 +54,7 @@ def failure(code: int, errors: str) -> str | None:
     """Return why a process failed: its exit code and the last line of its errors; None if it did not."""
     if code == 0:
         return None
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and line[0] != LIBRDKAFKA]
     return f"exit code {code}; {lines[-1] if lines else 'no message'}"
 
 

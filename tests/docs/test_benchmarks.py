@@ -109,7 +109,7 @@ def test_a_part_of_the_table_runs_the_scripts_that_have_such_rows() -> None:
 
 def test_the_reason_of_a_failure_is_the_last_line_of_the_errors() -> None:
     assert table.failure(0, "a warning") is None
-    assert table.failure(1, "Traceback\n  KafkaException: no brokers\n\n") == (
+    assert table.failure(1, "Traceback\n  KafkaException: no brokers\n\n%3|FAIL|rdkafka\n") == (
         "exit code 1; KafkaException: no brokers"
     )
     assert table.failure(-9, "") == "exit code -9; no message"
