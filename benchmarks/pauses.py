@@ -28,9 +28,9 @@ from benchmarks.harness import (
     create_topics,
     enrol,
     in_turn,
-    quantile,
     run_script,
 )
+from benchmarks.page import quantile
 from kpsplit import Admin, PhysicalPartition, Producer
 from kpsplit.kafka.connection import FETCH_WAIT_MS
 
