@@ -23,7 +23,7 @@ from kpsplit.consumer.config import HEARTBEAT_MS, QUEUE_BACKOFF_MS
 
 HALF = 0.45
 """Of all records the part that an owner of half reads: keys do not fall into halves of exactly one size."""
-JOIN_SECONDS = 60.0
+JOIN_SECONDS, CASE_SECONDS = 60.0, 60.0
 
 Read = Callable[[Any, int], None]
 
@@ -144,7 +144,7 @@ def measure(bench: Bench) -> None:
         for name, read in (("poll", read_by_poll), ("consume", read_by_consume)):
             side = partial(reading, bench.bootstrap, records=records, read=read, half=case == "half")
             ours, peer = partial(side, topic=topic, ours=True), partial(side, topic=whole, ours=False)
-            bench.compare(f"read.{name}.{case}", ours, peer, pairs)
+            bench.compare(f"read.{name}.{case}", ours, peer, pairs, CASE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ PORTION, REST = 20, 0.005
 """Records that the writer of a hand-over sends before it rests, and for how many seconds."""
 MOVE_SECONDS = 30.0
 SETTLE_SECONDS = 2.0
+HAND_OVER_SECONDS = 110.0
 PER_COMMIT = 500
+COMMIT_SECONDS = 60.0
 
 
 class Moving:
@@ -170,13 +172,15 @@ def measure(bench: Bench) -> None:
     if bench.wants("handover"):
         side = partial(Moving, bench.bootstrap, moving)
         pairs = bench.size(7, 1)
-        bench.compare("handover", lambda: side(True).run(), lambda: side(False).run(), pairs)
+        bench.compare(
+            "handover", lambda: side(True).run(), lambda: side(False).run(), pairs, HAND_OVER_SECONDS
+        )
     if bench.wants("commit"):
         count = bench.size(10, 3)
         fill(bench.bootstrap, read, (count + 2) * PER_COMMIT)
         ours = partial(commits_of_ours, bench.bootstrap, read, count)
         peer = partial(transactions_with_offsets, bench.bootstrap, read, output, count)
-        bench.compare("commit", ours, peer, bench.size(7, 2))
+        bench.compare("commit", ours, peer, bench.size(7, 2), COMMIT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ KEYS = [b"user-%d" % number for number in range(10_000)]
 MAX_PAUSE_MS = 20_000
 CREATE_SECONDS, FLUSH_SECONDS = 60, 120
 
+LEAST_PAIRS = 3
+ROW_SECONDS = 40.0
+"""For the pairs of a row, unless its script says otherwise. All rows together have 40 minutes."""
+
 T = TypeVar("T")
 
 
@@ -77,10 +81,17 @@ class Bench:
         """Return a number of records, pairs or rounds."""
         return quick if self._quick else full
 
-    def compare(self, name: str, ours: Callable[[], Run], peer: Callable[[], Run], pairs: int) -> None:
-        """Run so many pairs in turn, and note the ratios; which side begins alternates."""
+    def compare(
+        self,
+        name: str,
+        ours: Callable[[], Run],
+        peer: Callable[[], Run],
+        pairs: int,
+        seconds: float = ROW_SECONDS,
+    ) -> None:
+        """Run pairs as ``in_turn`` does, and note the ratios."""
         if self.wants(name):
-            self.note_runs(name, in_turn(ours, peer, pairs))
+            self.note_runs(name, in_turn(ours, peer, pairs, seconds))
 
     def note_runs(self, name: str, runs: Iterable[tuple[Run, Run]], note: str = "") -> None:
         """Note pairs of (kpsplit, peer): the ratio of speeds, or of times if the aim is a greatest."""
@@ -107,9 +118,22 @@ def _time_ratio(ours: float, peer: float) -> float:
     return ours / peer
 
 
-def in_turn(ours: Callable[[], T], peer: Callable[[], T], pairs: int) -> Iterator[tuple[T, T]]:
-    """Run both sides in turn and yield (ours, peer); the peer begins the first pair, ours the second."""
+def within(pairs: int, seconds: float) -> Iterator[int]:
+    """Count pairs; where the time is over, ``LEAST_PAIRS`` are enough: the table has a limit."""
+    end = time.monotonic() + seconds
     for number in range(pairs):
+        if number < LEAST_PAIRS or time.monotonic() < end:
+            yield number
+
+
+def in_turn(
+    ours: Callable[[], T], peer: Callable[[], T], pairs: int, seconds: float = ROW_SECONDS
+) -> Iterator[tuple[T, T]]:
+    """Run both sides in turn and yield (ours, peer); the peer begins the first pair, ours the second.
+
+    Pairs as of ``within``.
+    """
+    for number in within(pairs, seconds):
         if number % 2 == 0:
             second = peer()
             yield ours(), second

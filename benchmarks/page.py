@@ -152,11 +152,12 @@ SECTIONS = (
         "Writers' pause at a split and a merge",
         "pauses",
         "A partition is split in four and merged back, again and again, while producers (a process each) "
-        "write 1,000 records/s together to the topic's 6 partitions. The pause is what each producer "
-        "reports: from the sight of the fence until nothing is held. The ratio is the median pause of the "
-        "producers in one operation to the bare round trips right before or after it. The other partitions' "
-        "p99 is the time from `produce()` to the report, of records that were sent from the operator's first"
-        " step to its last, to a stretch of the same length without an operation, before or after it.",
+        "write 1,000 records/s together to the topic's 6 partitions, in portions of 25 with `linger.ms=10`. "
+        "The pause is what each producer reports: from the sight of the fence until nothing is held. The "
+        "ratio is the median pause of the producers in one operation to the bare round trips right before or"
+        " after it. The other partitions' p99 is the time from `produce()` to the report, of records that "
+        "were sent from the operator's first step to its last, to a stretch of the same length without an "
+        "operation, before or after it.",
         "The bare round trips are those that the protocol puts one after the other into a pause "
         "([protocol.md, section 7.3](protocol.md#73-how-long-the-pause-is)), made by plain clients with open"
         " connections and `linger.ms=0`, beside the same writers: one record acknowledged (what is in "

@@ -37,33 +37,43 @@ from kpsplit.kafka.connection import FETCH_WAIT_MS
 PARENT = 0
 RATE = 1000
 """Records per second of all producers together."""
-TICK = 0.01
+TICK = 0.025
+"""Seconds between portions, times the number of producers: ten send brokers as many requests as one.
+
+Portions, and a linger below them, keep librdkafka from polling without a pause (docs/architecture.md).
+"""
+LINGER_MS = 10
 CHAINS = 5
 SETTLE_SECONDS = 1.0
 """Between an operation and what is measured next: leaders, deletions and caches come to rest."""
-START_SECONDS = 60.0
+START_SECONDS, ROUNDS_SECONDS = 60.0, 180.0
+LEAST_POLL = 0.001
+"""poll() counts in milliseconds."""
 
 Latencies = dict[int, list[tuple[float, float]]]
 """By partition, of each record: when it was sent (monotonic), and the seconds up to its report."""
 
 
-def write(bootstrap: str, topic: str, rate: float, ready: Any, done: Any, found: Any) -> None:
-    """Be one producer at a steady rate; at the end hand over (partition, sent, seconds) of each record."""
+def write(bootstrap: str, topic: str, count: int, ready: Any, done: Any, found: Any) -> None:
+    """Be one of so many producers; at the end hand over (partition, sent, seconds) of each record."""
     noted = array("d")
 
     def report(sent_at: float, error: Any, message: Any) -> None:
         if error is None:
             noted.extend((message.partition(), sent_at, time.monotonic() - sent_at))
 
-    producer, number, began = Producer({"bootstrap.servers": bootstrap}), 0, time.monotonic()
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": LINGER_MS})
+    tick, number, until = TICK * count, 0, time.monotonic()
+    portion = round(RATE / count * tick)
     while not done.is_set():
-        while number < (time.monotonic() - began) * rate:
-            at = time.monotonic()
+        at, until = time.monotonic(), max(until + tick, time.monotonic())
+        for _ in range(portion):
             key = KEYS[number * 7919 % len(KEYS)]
             producer.produce(topic, VALUE, key, on_delivery=lambda e, m, at=at: report(at, e, m))
             number += 1
-        producer.poll(TICK)
-        if noted and not ready.is_set():
+        while (left := until - time.monotonic()) > 0:
+            producer.poll(max(left, LEAST_POLL))
+        if noted:
             ready.set()
     producer.close()
     found.put(noted.tobytes())
@@ -79,9 +89,7 @@ class Writers:
         self._done, self._found = processes.Event(), processes.Queue()
         self._ready = [processes.Event() for _ in range(count)]
         self._processes = [
-            processes.Process(
-                target=write, args=(bootstrap, topic, RATE / count, ready, self._done, self._found)
-            )
+            processes.Process(target=write, args=(bootstrap, topic, count, ready, self._done, self._found))
             for ready in self._ready
         ]
 
@@ -211,7 +219,7 @@ class Rounds:
         self._operate()  # the first one finds cold connections and caches
         self._operate()
         self.pauses.clear()
-        for window, (quiet, bare) in in_turn(self._operate, self._rest, 2 * self._rounds):
+        for window, (quiet, bare) in in_turn(self._operate, self._rest, 2 * self._rounds, ROUNDS_SECONDS):
             self.windows.append((window, quiet))
             self.bare.append(1000 * bare)
 

@@ -34,6 +34,7 @@ HEADER: list[tuple[str, Any]] = [("x" * len(STAMP_HEADER), b"x" * STAMP_SIZES[ST
 """As large as a stamp."""
 TICK = 0.002
 """Seconds between two portions of a paced run."""
+LATENCY_SECONDS = 100.0
 LEAST_POLL = 0.001
 """poll() counts in milliseconds: less would make it a busy loop."""
 LATE = 1.2
@@ -194,7 +195,7 @@ def latency(bench: Bench, topics: dict[str, str], plain: Any, ours: Any) -> None
     run_ours = partial(paced, ours, topics["enrolled"], None, rate, seconds)
     run_plain()
     run_ours()
-    found = list(in_turn(run_ours, run_plain, bench.size(7, 2)))
+    found = list(in_turn(run_ours, run_plain, bench.size(7, 2), LATENCY_SECONDS))
     late = [sum(pair[side].late for pair in found) for side in (0, 1)]
     for name in ("p50", "p99"):
         pairs = [(getattr(a, name), getattr(b, name)) for a, b in found]

@@ -30,6 +30,7 @@ from benchmarks.harness import (
     create_topics,
     run_script,
     send_patiently,
+    within,
 )
 from kpsplit import Admin, KeyRange, Partitioner, PhysicalPartition
 from kpsplit.errors import KpsplitError
@@ -43,6 +44,7 @@ from kpsplit.splitter.records.data import STAMP_HEADER
 
 PRODUCERS = 2
 MEMORY = "2g"
+JOBS_SECONDS = 150.0
 
 
 def write_history(operations: Admin, bootstrap: str, topic: str, records: int) -> None:
@@ -159,7 +161,7 @@ def measure(bench: Bench) -> None:
     sides = {"verify": jobs.verify, "count": jobs.count, "hash": jobs.hash, "fewer": fewer.verify}
     before = shuffled(spark)
     found = []
-    for number in range(bench.size(5, 1)):
+    for number in within(bench.size(5, 1), JOBS_SECONDS):
         names = list(sides) if number % 2 else list(reversed(sides))
         found.append({name: sides[name]() for name in names})
     bytes_a_record = (shuffled(spark) - before) / len(found) / large

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page, table
+from benchmarks import harness, page, table
 
 ROOT = Path(__file__).parents[2]
 RATIO = page.Row("some.ratio", "a ratio", 0.9)
@@ -105,6 +105,27 @@ def test_a_part_of_the_table_runs_the_scripts_that_have_such_rows() -> None:
     by_script = {"a": ["read.poll"], "b": ["commit", "read.consume"], "c": ["start"]}
     assert table.scripts_of(by_script, "read") == ("a", "b")
     assert table.scripts_of(by_script, "") == ("a", "b", "c")
+
+
+def test_which_side_begins_alternates_and_each_pair_is_ours_then_the_peers() -> None:
+    order: list[str] = []
+    sides = (lambda: order.append("ours") or 1, lambda: order.append("peer") or 2)
+    assert list(harness.in_turn(*sides, 3)) == [(1, 2)] * 3
+    assert order == ["peer", "ours", "ours", "peer", "peer", "ours"]
+
+
+def test_where_the_time_is_over_the_least_number_of_pairs_is_enough() -> None:
+    assert list(harness.within(7, 0)) == list(range(harness.LEAST_PAIRS))
+    assert list(harness.within(2, 0)) == [0, 1]
+    assert list(harness.within(7, 60)) == list(range(7))
+
+
+def test_a_least_aim_compares_speeds_and_a_greatest_aim_times() -> None:
+    bench, runs = harness.Bench("", False, ""), [(harness.Run(2, 4), harness.Run(1, 1))]
+    bench.note_runs("read.poll.unsplit", runs)
+    bench.note_runs("commit", runs)
+    assert bench.found["read.poll.unsplit"] == page.Values((0.5,), (0.25,))
+    assert bench.found["commit"] == page.Values((2.0,), (4.0,))
 
 
 def test_the_reason_of_a_failure_is_the_last_line_of_the_errors() -> None:
