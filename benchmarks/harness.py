@@ -35,7 +35,7 @@ LEAST_PAIRS = 3
 ROW_SECONDS = 40.0
 """For the pairs of a row, unless its script says otherwise. All rows together have 40 minutes."""
 
-T = TypeVar("T")
+T, U = TypeVar("T"), TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def within(pairs: int, seconds: float) -> Iterator[int]:
 
 
 def in_turn(
-    ours: Callable[[], T], peer: Callable[[], T], pairs: int, seconds: float = ROW_SECONDS
-) -> Iterator[tuple[T, T]]:
+    ours: Callable[[], T], peer: Callable[[], U], pairs: int, seconds: float = ROW_SECONDS
+) -> Iterator[tuple[T, U]]:
     """Run both sides in turn and yield (ours, peer); the peer begins the first pair, ours the second.
 
     Pairs as of ``within``.
@@ -176,7 +176,8 @@ def send_patiently(producer: Any, topic: str, key: bytes) -> None:
     """Produce a record, and wait while the client's queue is full."""
     while True:
         try:
-            return producer.produce(topic, VALUE, key)
+            producer.produce(topic, VALUE, key)
+            return
         except BufferError:
             producer.poll(0.05)
 
