@@ -35,7 +35,8 @@ LEAST_PAIRS = 3
 ROW_SECONDS = 40.0
 """For the pairs of a row, unless its script says otherwise. All rows together have 40 minutes."""
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,12 @@ def _with_one_callback(
 ) -> None:
     produce, poll, many = producer.produce, producer.poll, len(KEYS)
     for i in range(records):
-        try:
-            produce(topic, VALUE, KEYS[i % many], on_delivery=report, **more)
-        except BufferError:
-            poll(0.05)
-            produce(topic, VALUE, KEYS[i % many], on_delivery=report, **more)
+        while True:
+            try:
+                produce(topic, VALUE, KEYS[i % many], on_delivery=report, **more)
+                break
+            except BufferError:
+                poll(0.05)
         if i % every == 0:
             poll(0)
 
@@ -115,11 +116,12 @@ def _with_lambdas(
     produce, poll, many = producer.produce, producer.poll, len(KEYS)
     for i in range(records):
         own = lambda error, message, _number=i: report(error, message)  # noqa: E731
-        try:
-            produce(topic, VALUE, KEYS[i % many], on_delivery=own, **more)
-        except BufferError:
-            poll(0.05)
-            produce(topic, VALUE, KEYS[i % many], on_delivery=own, **more)
+        while True:
+            try:
+                produce(topic, VALUE, KEYS[i % many], on_delivery=own, **more)
+                break
+            except BufferError:
+                poll(0.05)
         if i % every == 0:
             poll(0)
 
