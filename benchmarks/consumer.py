@@ -133,7 +133,7 @@ def measure(bench: Bench) -> None:
     """Measure all rows of reading."""
     stamp = time.time_ns()
     whole, split = (f"bench-{kind}-{stamp}" for kind in ("whole", "split"))
-    records, pairs = bench.size(600_000, 10_000), bench.size(5, 2)
+    records, pairs = bench.size(1_500_000, 10_000), bench.size(7, 2)
     create_topics(bench.bootstrap, [whole, split])
     wants_split = bench.wants("read.poll.split", "read.consume.split")
     enrol(bench.bootstrap, [whole, split], [split] if wants_split else [])
