@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.commands import forget, retire
+from kpsplit.admin_cli.main import PROGRAM, cli
 from kpsplit.control.seeking import Forgettable
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.driver import StepDone
@@ -23,9 +23,11 @@ def error_of(monkeypatch: pytest.MonkeyPatch, operations: Any, command: Any, *ar
         yield operations
 
     monkeypatch.setattr(Call, "operations", opened)
-    error = CliRunner().invoke(command, [*arguments, "--yes"]).exception
-    assert isinstance(error, KpsplitError), error
-    return error
+    root = cli.make_context(PROGRAM, [], resilient_parsing=True)
+    context = command.make_context("verb", [*arguments, "--yes"], parent=root)
+    with pytest.raises(KpsplitError) as raised, context:
+        command.invoke(context)
+    return raised.value
 
 
 @pytest.mark.parametrize("done", [0, 1])
