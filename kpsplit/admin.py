@@ -137,18 +137,23 @@ class Admin:
         """Enrol a topic: make its slots topic, record it, wait one lease, record that it is settled.
 
         Idempotent; again it repairs: what is missing is made, and slots are added where the topic has grown.
+        With another number of slots than the topic has, groups go over to it while they run; this waits until
+        no group has a member on the former ones.
 
         Args:
             topic: of an application, not compacted.
             partitioner: the one that its producers use; it is compared with real records.
             observer: called with each step that is done, in this thread.
-            slots: how many per partition. None: what the topic has, else the default.
+            slots: how many per partition. None: what the topic has, else the default; a change that was
+                broken off is finished.
 
         Raises:
             UsageError: unknown, kpsplit's own, or compacted topic; or a partitioner that real records of the
                 topic contradict; or a number of slots out of bounds.
-            ConflictError: enrolled otherwise already.
-            CheckFailedError: a topic that is no slots topic stands in its place.
+            ConflictError: enrolled otherwise already, or another change of the slots is not finished.
+            CheckFailedError: a topic that is no slots topic stands in its place; or the slots cannot be
+                changed, because a group keeps state by them.
+            AuthorizationError: the slots cannot be changed, because groups may be hidden from us.
         """
         return enrolment.enrol(self._session, topic, partitioner, observer, slots)
 

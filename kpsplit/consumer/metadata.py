@@ -27,7 +27,7 @@ from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.group_slots import Subscribed, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment, SlotDivision
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 
 log = logging.getLogger(__name__)
@@ -263,11 +263,11 @@ class ClusterTopics:
         except (KafkaException, KpsplitError):
             self._list_at = monotonic() + LIST_AGAIN_SECONDS
 
-    def add_slots(self, topics: Mapping[str, int]) -> list[KpsplitError]:
+    def add_slots(self, topics: Mapping[str, SlotDivision]) -> list[KpsplitError]:
         """Have slots added where topics have grown; return what keeps partitions from being read.
 
         Args:
-            topics: slots per partition, by topic.
+            topics: their slots, by topic.
         """
         errors = self._growing.turn(topics)
         if self._growing.grown:

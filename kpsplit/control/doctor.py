@@ -29,12 +29,13 @@ from kpsplit.splitter.control_plane import ControlView, Registrations, unacknowl
 from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase, SubTopic, SubTopicState
+from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import (
     CHANGELOG_PREFIX,
     CONTROL_TOPIC,
     OWN_TOPICS,
     PRODUCERS_TOPIC,
-    slots_topic,
+    slots_generation,
     subtopics_prefix,
 )
 
@@ -251,6 +252,20 @@ def _enrolments(found: Findings) -> Iterator[Trouble]:
             yield f"topic {name} allows unclean elections", remedy
         if not enrolment.settled:
             yield f"the enrolment of {name} is not settled: every member waits a lease when it starts", again
+        if enrolment.former is not None:
+            yield f"{enrolment.change_text}; {enrolment.former.topic} is not removed", again
+        yield from _other_slots(found, enrolment)
+
+
+def _other_slots(found: Findings, enrolment: Enrolment) -> Iterator[Trouble]:
+    """Yield slots topics of a topic that its enrolment does not name."""
+    named = {division.topic for division in enrolment.divisions} | {enrolment.slots_topic}
+    for name in sorted(found.counts.keys() - named):
+        if slots_generation(name, enrolment.topic) is not None:
+            yield (
+                f"{name} is left over from a change of the slots of {enrolment.topic}",
+                f"to change them run: kpsplit enroll {enrolment.topic} --slots N; else delete it",
+            )
 
 
 def _growth(found: Findings) -> Iterator[Trouble]:
@@ -258,7 +273,7 @@ def _growth(found: Findings) -> Iterator[Trouble]:
         topic, slots = found.topics.get(name), enrolment.slots
         if topic is None or slots is None:
             continue
-        has = found.counts.get(slots_topic(name), 0)
+        has = found.counts.get(enrolment.slots_topic, 0)
         unread = without_slots(len(topic.partitions), slots, has)
         if unread:
             yield unread_text(name, unread), f"run: kpsplit enroll {name}"

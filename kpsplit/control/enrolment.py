@@ -1,31 +1,33 @@
 """Setting up: kpsplit's own topics with the cluster's settings, then the topics of applications.
 
 Enrolment: a topic is recorded with its slots, one lease passes, and only then it is settled (protocol,
-sections 6.10 and 10.10).
+sections 6.10 and 10.10). Another number of slots is recorded in the same way, and the former ones are removed
+when no group has them any more (protocol, section 10.15).
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.own_topics import AGAIN, SlotsTopics, create_own_topics
+from kpsplit.control.own_topics import AGAIN, SlotsTopics, changed, create_own_topics
 from kpsplit.control.plans import Check, Sample, partitioner_check, sample_partition
 from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
 from kpsplit.errors import (
+    CheckFailedError,
     ConflictError,
     DeadlineExceededError,
-    UnreachableError,
     UsageError,
     behind_a_change,
     duration,
 )
-from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
-from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.groups import range_commits
-from kpsplit.kafka.kafka_python import topic_ids
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
+from kpsplit.kafka.coordinators import group_names
+from kpsplit.kafka.groups import range_commits, readers_without_commit
+from kpsplit.kafka.kafka_python import refuse_another_topic
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
@@ -35,6 +37,7 @@ from kpsplit.splitter.records.control import (
     Enrolment,
     Partitioner,
     Settings,
+    SlotDivision,
     decode_settings,
     encode_enrolment,
     encode_settings,
@@ -44,8 +47,8 @@ from kpsplit.splitter.records.keys import (
     OFFSETS_TOPIC,
     SETTINGS_KEY,
     enrolment_key,
+    is_changelog_of,
     offsets_partition,
-    slots_topic,
 )
 
 MOST_OFFSETS_PARTITIONS = 10_000
@@ -86,19 +89,6 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
     return created
 
 
-def refuse_doubtful(connection: Connection, topic: TopicFacts) -> None:
-    """Raises UnreachableError unless every broker, asked by itself, names this topic: one may be stale."""
-    ids = topic_ids(connection, topic.name)
-    if set(ids.values()) != {topic.topic_id}:
-        other = sorted(broker for broker, id_ in ids.items() if id_ != topic.topic_id)
-        raise UnreachableError(
-            f"the brokers do not agree which topic {topic.name} is: it may be the one that is enrolled "
-            f"(broker {', '.join(map(str, other)) or 'unknown'})",
-            hint="wait until all brokers are up, then retry",
-            retriable=True,
-        )
-
-
 def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
     """Withdraw what all groups have committed for a topic; return these groups.
 
@@ -123,6 +113,8 @@ EFFORT_SECONDS = 10.0
 """For what an enrolment does besides waiting for a lease."""
 _OWN_PREFIX = "__"
 _UNSETTLED = "groups go on a lease after they have seen it; to have it settled run: kpsplit enroll {}"
+_UNFINISHED = "groups go on with the new slots; to have the former ones removed run: kpsplit enroll {}"
+_LOOK_AGAIN = 0.5
 
 
 def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
@@ -185,9 +177,15 @@ class Enroller:
     hand out records of the topic's partitions; when it is, the first owner of a slot waits until nobody has
     the partition itself (``consumer.commit.group_offsets``). Where the last step does not follow each member
     waits a lease on its own.
+
+    Another number of slots takes the same steps with a slots topic of its own, and three more: wait until no
+    group has a member on the former slots topic; delete that; record that it is gone. While the record names
+    it, an owner of a slot waits until nobody has a former one. So it does not depend on the last steps who
+    reads what.
     """
 
     def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
+        self._admin = session.admin
         self._tail = session.tail
         self._writer = session.writer
         self._slots_topics = slots_topics
@@ -200,29 +198,62 @@ class Enroller:
         known: Enrolment | None,
         slots: int | None,
         deadline: Deadline,
+        generation: int = 1,
     ) -> Enrolment:
-        """Enrol a topic, or repair what its enrolment (``known``) lacks; return the settled enrolment.
+        """Enrol a topic, change its slots, or repair what its enrolment (``known``) lacks.
+
+        ``generation``: of the slots of a topic that has no enrolment.
 
         Raises:
-            ConflictError: somebody enrolled the topic otherwise meanwhile, or it has another number of slots.
-            CheckFailedError: a topic stands in the slots topic's place.
+            ConflictError: somebody enrolled the topic otherwise meanwhile, or the change before this one is
+                not finished.
+            CheckFailedError: a topic stands in the slots topic's place, or groups keep state by the slots.
         """
-        wanted = self._slots_topics.decide(topic, known, slots)
+        change = changed(known, slots)
+        if change is not None:
+            self._refuse_unchangeable(change, deadline)
+        enrolment = self._settled(topic, partitioner, known, slots, deadline, generation)
+        if change is not None:
+            enrolment = self._change(topic, enrolment, change, deadline)
+        return self._finish(enrolment, deadline)
+
+    def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
+        """Settle an enrolment that was broken off; return a settled one as it is."""
+        if enrolment.settled:
+            return enrolment
+        return self._settled(topic, enrolment.partitioner, enrolment, None, deadline)
+
+    def _settled(
+        self,
+        topic: TopicFacts,
+        partitioner: Partitioner,
+        known: Enrolment | None,
+        slots: int | None,
+        deadline: Deadline,
+        generation: int = 1,
+    ) -> Enrolment:
+        """Return the enrolment by the slots that are recorded, or are to be; record and settle it first."""
         recorded = known is not None and known.slots is not None
+        first = known or Enrolment(topic.name, topic.topic_id, partitioner, False, None, generation)
+        wanted = self._slots_topics.decide(topic, known, slots, first.slots_topic)
+        begun = replace(first, settled=False, slots=wanted)
         complete = known is not None and known.settled and recorded
-        begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False, slots=wanted)
         if not complete and known != begun:
             self._refuse_too_little_time(deadline)
-        started = monotonic()
-        if self._slots_topics.ensure(topic, wanted, recorded, deadline):
-            detail = f"{wanted} per partition, in {slots_topic(topic.name)}"
-            self._observe(StepDone("Slots", monotonic() - started, detail))
+        self._ensure(topic, begun, recorded, deadline)
         if known is not None and complete:
             return known
         if known != begun:
-            self._write(begun, deadline)
+            self._write("Enrol", begun, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
+
+    def _ensure(self, topic: TopicFacts, enrolment: Enrolment, recorded: bool, deadline: Deadline) -> None:
+        started = monotonic()
+        division = enrolment.divisions[-1]
+        if self._slots_topics.ensure(topic, division, recorded, deadline):
+            detail = f"{division.slots} per partition, in {division.topic}"
+            self._observe(StepDone("Slots", monotonic() - started, detail))
 
     def _refuse_too_little_time(self, deadline: Deadline) -> None:
         """Raises unless a lease can pass in time: one that is left unsettled costs every member a lease."""
@@ -233,35 +264,87 @@ class Enroller:
                 hint=f"give a --timeout of more than {wait + EFFORT_SECONDS:.0f}",
             )
 
-    def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
-        """Finish an enrolment that was broken off; return a settled one as it is."""
-        if enrolment.settled:
-            return enrolment
-        return self.enrol(topic, enrolment.partitioner, enrolment, None, deadline)
-
     def _settle(self, settled: Enrolment, deadline: Deadline) -> Enrolment:
         """Wait a whole lease, so that every client knows of the enrolment, and record that."""
         started = monotonic()
         wait_a_lease(self._tail(deadline), deadline)
-        known = self._tail(deadline).read_all(deadline).enrolments.get(settled.topic)
-        if known is None or known not in (settled, replace(settled, settled=False)):
-            raise ConflictError(
-                f"topic {settled.topic} was enrolled by another process at the same time",
-                hint="look at: kpsplit status",
-            )
+        known = self._refuse_another(settled, replace(settled, settled=False), deadline=deadline)
         self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
         if known != settled:
-            self._write(settled, deadline)
+            self._write("Settled", settled, deadline)
         return settled
 
-    def _write(self, enrolment: Enrolment, deadline: Deadline) -> None:
+    # -- another number of slots -------------------------------------------------------------------
+
+    def _refuse_unchangeable(self, change: Enrolment, deadline: Deadline) -> None:
+        """Raises where it is known beforehand that a change cannot be finished; nothing was changed."""
+        former = change.former
+        if former is None:
+            return
+        group_names(self._admin, deadline)  # groups that are hidden would keep the former slots unnoticed
+        kept = sorted(name for name in self._admin.topics() if is_changelog_of(name, change.topic))
+        if kept:
+            more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+            raise CheckFailedError(
+                f"groups keep state of topic {change.topic} by its {former.slots} slots: {kept[0]}{more}",
+                hint="state is not divided anew: where it may be rebuilt stop the group and delete its "
+                "changelog, then retry",
+            )
+        self._slots_topics.check_rights(change.topic, change.generation - 1)
+        self._refuse_too_little_time(deadline)
+
+    def _change(
+        self, topic: TopicFacts, known: Enrolment, change: Enrolment, deadline: Deadline
+    ) -> Enrolment:
+        """Have groups share a topic by another number of slots; return its settled enrolment."""
+        self._ensure(topic, change, recorded=False, deadline=deadline)
+        self._refuse_another(known, deadline=deadline)
+        self._write("Change", change, deadline)
+        with behind_a_change(_UNSETTLED.format(topic.name)):
+            return self._settle(replace(change, settled=True), deadline)
+
+    def _finish(self, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
+        """Remove the former slots when no group has them any more; return the enrolment without them."""
+        former = enrolment.former
+        if former is None:
+            return enrolment
+        with behind_a_change(_UNFINISHED.format(enrolment.topic)):
+            self._await_released(former, deadline)
+            self._refuse_another(enrolment, deadline=deadline)
+            if self._admin.delete(former.topic, answer_within(deadline)):
+                self._observe(StepDone("DeleteSlots", 0.0, former.topic))
+            finished = replace(enrolment, former_slots=None)
+            self._write("Changed", finished, deadline)
+        return finished
+
+    def _await_released(self, former: SlotDivision, deadline: Deadline) -> None:
+        """Return when no member of any group has a former slot, or may still work on what it read of one."""
+        started = monotonic()
+        while groups := readers_without_commit(self._admin, (), {former.topic}, deadline):
+            deadline.check(f"group {groups[0]} to release the slots of {former.topic}")
+            time.sleep(_LOOK_AGAIN)
+        self._observe(StepDone("Release", monotonic() - started, former.topic))
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _refuse_another(self, *expected: Enrolment, deadline: Deadline) -> Enrolment:
+        """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
+        known = self._tail(deadline).read_all(deadline).enrolments.get(expected[0].topic)
+        if known is None or known not in expected:
+            raise ConflictError(
+                f"topic {expected[0].topic} was enrolled by another process at the same time",
+                hint="look at: kpsplit status",
+            )
+        return known
+
+    def _write(self, name: str, enrolment: Enrolment, deadline: Deadline) -> None:
+        """Write an enrolment and read it back; ``name``: of this step."""
         started = monotonic()
         offset = self._writer().write(
             CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
         )
         with behind_a_change(_UNSETTLED.format(enrolment.topic)):
             self._tail(deadline).read_to({0: offset + 1}, deadline)
-        name = "Settled" if enrolment.settled else "Enrol"
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))
 
 
@@ -284,10 +367,12 @@ def enrol(
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     groups: tuple[str, ...] = ()
-    if known is None and topic in view.enrolments:  # of the topic that had this name before
-        refuse_doubtful(session.connection, facts)
+    before = view.enrolments.get(topic)  # maybe of the topic that had this name before
+    if known is None and before is not None:
+        refuse_another_topic(session.connection, topic, facts.topic_id)
         groups = withdraw_commits(session, facts, deadline)
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
     with behind_a_change(done=bool(groups)):
-        return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline)
+        generation = 1 if before is None else before.generation
+        return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, generation)

@@ -24,7 +24,6 @@ from kpsplit.splitter.records.keys import (
     OFFSETS_TOPIC,
     OWN_TOPICS,
     PRODUCERS_TOPIC,
-    slots_topic,
 )
 
 OVERFLOW_SAMPLED = 200
@@ -43,7 +42,7 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
         offsets.read(admin.connection, deadline)
     view, newer = _view(admin, names, deadline)
     topics |= _of_lineages(admin, view, listed, deadline)
-    unlisted = {slots_topic(t) for t, e in view.enrolments.items() if e.slots} - listed.keys()
+    unlisted = {d.topic for e in view.enrolments.values() for d in e.divisions} - listed.keys()
     counted = topics | {name: topic for name, topic in admin.certain(unlisted, deadline).items() if topic}
     counts = {**listed, **{name: len(topic.partitions) for name, topic in counted.items()}}
     own = [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]

@@ -155,7 +155,8 @@ class PartitionOperations:
 
     def _retirement(self) -> Retirement:
         self._session.read_about(self._parent, self._deadline)
-        return Retirement(self._session.admin, self._log, self._observer)
+        enrolment = self._session.read(self._deadline).enrolments.get(self._parent.topic)
+        return Retirement(self._session.admin, self._log, enrolment, self._observer)
 
     def freeze(self, reason: str) -> bool:
         """Record that the partition needs a human, unless an operation is in progress or it is frozen.

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -20,19 +20,28 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.subtopics import TAKES_NOTHING
-from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError, behind_a_change
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, answer_within, await_served
-from kpsplit.kafka.error_map import error_of, is_one_of, translate
+from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, behind_a_change
+from kpsplit.kafka.cluster_admin import (
+    ANSWER_SECONDS,
+    ClusterAdmin,
+    TopicFacts,
+    allowed_on,
+    answer_within,
+    await_served,
+)
+from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate
 from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.control import Enrolment, SlotDivision
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,
+    MOST_GENERATIONS,
     OFFSETS_TOPIC,
     PRODUCERS_TOPIC,
     slots_topic,
 )
+from kpsplit.splitter.rights import lacking
 
 REPLICATION = 3
 SEGMENT_BYTES = 4 << 20
@@ -167,30 +176,41 @@ _LOOK_AGAIN_SECONDS = 1.0
 
 
 def wanted_slots(partitions: int, known: Enrolment | None, asked: int | None, existing: int | None) -> int:
-    """Return how many slots each partition of a topic has, or is to have.
+    """Return how many slots each partition of a topic has, or is to have first.
 
     Args:
         partitions: of the topic.
         known: its enrolment.
         asked: what the user wants, None: whatever is there, else the default.
         existing: partitions of a slots topic that an enrolment left that was broken off.
-
-    Raises:
-        UsageError: the number asked for is out of bounds. ConflictError: the topic has another one for good.
     """
-    if asked is not None:
-        check_slots(asked)
     if known is not None and known.slots is not None:
-        if asked not in (None, known.slots):
-            raise ConflictError(
-                f"topic {known.topic} has {known.slots} slots per partition, not {asked}",
-                hint=f"groups share it by them: leave --slots away, or give --slots {known.slots}",
-            )
         return known.slots
     if asked is not None:
         return asked
     left_over, rest = divmod(existing or 0, partitions)
     return left_over if rest == 0 and 1 <= left_over <= MAX_SLOTS else default_slots(partitions)
+
+
+def changed(known: Enrolment | None, asked: int | None) -> Enrolment | None:
+    """Return the enrolment that begins another number of slots, None if the number stays.
+
+    Raises:
+        UsageError: the number is out of bounds. ConflictError: the one in force is not alone yet.
+    """
+    if asked is not None:
+        check_slots(asked)
+    if known is None or known.slots is None or asked in (None, known.slots):
+        return None
+    if known.former is not None:
+        raise ConflictError(
+            known.change_text,
+            hint=f"to finish that run: kpsplit enroll {known.topic}; then change them again",
+        )
+    if known.generation == MOST_GENERATIONS:
+        raise ConflictError(f"the slots of topic {known.topic} were changed {MOST_GENERATIONS - 1} times")
+    following = known.generation + 1
+    return replace(known, settled=False, slots=asked, generation=following, former_slots=known.slots)
 
 
 def misfit(found: TopicFacts, wanted: int, replication: int, *, may_grow: int | None) -> str | None:
@@ -214,21 +234,28 @@ class SlotsTopics:
     def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
 
-    def decide(self, topic: TopicFacts, known: Enrolment | None, asked: int | None) -> int:
-        existing = self._admin.topics().get(slots_topic(topic.name))
-        return wanted_slots(len(topic.partitions), known, asked, existing)
+    def decide(self, topic: TopicFacts, known: Enrolment | None, asked: int | None, name: str) -> int:
+        """Return how many slots a topic has, or is to have in a slots topic of this name."""
+        return wanted_slots(len(topic.partitions), known, asked, self._admin.topics().get(name))
 
-    def ensure(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> bool:
+    def check_rights(self, topic: str, generation: int) -> None:
+        """Raises AuthorizationError, with its name, for a right on a slots topic that an operator lacks."""
+        allowed = allowed_on(self._admin, {slots_topic(topic, generation)})
+        if missing := lacking(topic, allowed, generation):
+            raise AuthorizationError(f"missing {', '.join(map(str, missing))}", hint=RIGHTS_HINT)
+
+    def ensure(self, topic: TopicFacts, division: SlotDivision, recorded: bool, deadline: Deadline) -> bool:
         """Create a topic's slots topic, or add partitions where the topic has grown; return whether it did.
 
-        ``slots``: per partition; ``recorded``: that number is in the enrolment already.
+        ``recorded``: the number of slots is in the enrolment already.
 
         Raises:
             CheckFailedError: there is a topic of that name that is no slots topic; it was left alone.
             AuthorizationError: it must not be created.
             DeadlineExceededError: not every broker serves it in time.
         """
-        admin, name, wanted = self._admin, slots_topic(topic.name), len(topic.partitions) * slots
+        admin, name, slots = self._admin, division.topic, division.slots
+        wanted = len(topic.partitions) * slots
         replication, config = min(REPLICATION, len(admin.brokers())), dict([TAKES_NOTHING])
         where: dict[str, Any] = {"partitions": wanted, "replication": replication}
         created = name not in admin.topics() and admin.create(
@@ -281,16 +308,16 @@ class GrowingSlots:
         self._admin = admin
         self._seconds = seconds
         self._look_at = 0.0
-        self._looks: dict[str, tuple[int, tuple[Future[Any], Future[Any]]]] = {}
-        self._adding: dict[str, Future[None]] = {}
+        self._looks: dict[str, tuple[SlotDivision, tuple[Future[Any], Future[Any]]]] = {}
+        self._adding: dict[str, tuple[str, Future[None]]] = {}
         self._counts: dict[str, int] = {}
         self.unread: dict[str, range] = {}
         """The partitions of topics that had no slots at the latest look: no group reads them."""
         self.grown = False
         """A slots topic has more partitions than before; the member that acts on it takes it back."""
 
-    def turn(self, topics: Mapping[str, int]) -> list[KpsplitError]:
-        """Look at topics if it is time, with their slots per partition; return what people have to see to.
+    def turn(self, topics: Mapping[str, SlotDivision]) -> list[KpsplitError]:
+        """Look at topics if it is time, with their slots; return what people have to see to.
 
         Slots that could not be added are returned once for each look. A topic that could not be looked at
         waits for the next one: the group consumer reports what is wrong with a topic.
@@ -300,14 +327,14 @@ class GrowingSlots:
         if not self._looks and not self._adding and monotonic() >= self._look_at:
             self._look_at = monotonic() + self._seconds
             self.unread = {name: lost for name, lost in self.unread.items() if name in topics}
-            for name, slots in topics.items():
-                asked = TopicCollection([name, slots_topic(name)])
+            for name, division in topics.items():
+                asked = TopicCollection([name, division.topic])
                 futures = self._admin().describe_topics(asked, request_timeout=ANSWER_SECONDS)
-                self._looks[name] = slots, (futures[name], futures[slots_topic(name)])
+                self._looks[name] = division, (futures[name], futures[division.topic])
         return troubles
 
     def _take_looks(self) -> None:
-        for topic, (slots, futures) in list(self._looks.items()):
+        for topic, (division, futures) in list(self._looks.items()):
             if not all(future.done() for future in futures):
                 continue
             del self._looks[topic]
@@ -316,30 +343,30 @@ class GrowingSlots:
             except KafkaException as exception:
                 _log.info("it could not be looked whether topic %s has grown: %s", topic, exception)
                 continue
-            self.grown = self.grown or has > self._counts.get(topic, has)
-            self._counts[topic] = has
+            self.grown = self.grown or has > self._counts.get(division.topic, has)
+            self._counts[division.topic] = has
             self.unread.pop(topic, None)
-            unread = without_slots(partitions, slots, has)
+            unread = without_slots(partitions, division.slots, has)
             if unread:
                 self.unread[topic] = unread
-                wanted = NewPartitions(slots_topic(topic), partitions * slots)
+                wanted = NewPartitions(division.topic, partitions * division.slots)
                 added = self._admin().create_partitions([wanted], request_timeout=ANSWER_SECONDS)
-                self._adding[topic] = added[wanted.topic]
+                self._adding[topic] = division.topic, added[wanted.topic]
 
     def _take_added(self) -> Iterator[KpsplitError]:
-        for topic, added in [(t, f) for t, f in self._adding.items() if f.done()]:
+        for topic, (name, added) in [(t, one) for t, one in self._adding.items() if one[1].done()]:
             del self._adding[topic]
             try:
                 added.result()
             except KafkaException as exception:
                 if not is_one_of(exception, {KafkaError.INVALID_PARTITIONS}):  # else somebody was faster
-                    yield _unread(topic, self.unread[topic], error_of(exception))
+                    yield _unread(topic, name, self.unread[topic], error_of(exception))
                     continue
             self._look_at = min(self._look_at, monotonic() + _LOOK_AGAIN_SECONDS)
 
 
-def _unread(topic: str, partitions: range, error: KafkaError | None) -> KpsplitError:
-    refused = translate(error, f"add partitions to topic {slots_topic(topic)}", writing=True)
+def _unread(topic: str, name: str, partitions: range, error: KafkaError | None) -> KpsplitError:
+    refused = translate(error, f"add partitions to topic {name}", writing=True)
     return type(refused)(
         f"{unread_text(topic, partitions)}; {refused.message}",
         hint=f"run: kpsplit enroll {topic}",

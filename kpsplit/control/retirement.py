@@ -31,6 +31,7 @@ from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubTopic, SubTopicState
+from kpsplit.splitter.records.control import Enrolment
 
 _SHOWN = 5
 
@@ -80,9 +81,12 @@ def undrained(
 class Retirement:
     """Retires the sub-topics of one logical partition. Not thread safe."""
 
-    def __init__(self, admin: ClusterAdmin, log: OperationLog, observer: Observer) -> None:
+    def __init__(
+        self, admin: ClusterAdmin, log: OperationLog, enrolment: Enrolment | None, observer: Observer
+    ) -> None:
         self._admin = admin
         self._log = log
+        self._enrolment = enrolment
         self._observe = observer
         self._subtopics = SubTopics(admin)
         self._gone: set[str] = set()
@@ -172,8 +176,8 @@ class Retirement:
             return []
         ordinary = committed_positions(self._admin, deadline)
         fold = range_commits(self._admin, [state.parent], deadline)
-        positions = proven_positions(ordinary, fold, state)
-        topics = topics_of(state)
+        positions = proven_positions(ordinary, fold, state, self._enrolment)
+        topics = topics_of(state, self._enrolment)
         known = groups_of(ordinary, topics)
         for group in readers_without_commit(self._admin, known, topics, deadline):
             positions[group] = {}

@@ -20,6 +20,7 @@ from kpsplit.kafka.coordinators import group_names, nearest_group
 from kpsplit.kafka.groups import (
     delete_positions,
     describe_members,
+    has_member_on,
     positions_of,
     range_commits,
     topics_of,
@@ -30,7 +31,8 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor, steps_to
-from kpsplit.splitter.records.keys import group_ids, slots_topic
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import group_ids
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
 
 
@@ -126,7 +128,7 @@ class Seeker:
     ) -> Seek:
         deadline = self._session.begin()
         state = self._session.state(parent, deadline)
-        self._refuse_active(group, parent.topic, changed=False)
+        self._refuse_active(group, parent.topic, deadline, changed=False)
         if not new_group:
             self._refuse_unknown(group, parent, deadline)
         sources = state.lineage.sources()
@@ -173,7 +175,7 @@ class Seeker:
         by = self._session.operator
         record = RangeCommit(seek.group, parent, cursor.range, positions, by, NO_GENERATION, Cause.SEEK)
         writer = self._writer(seek.group, deadline)
-        self._refuse_active(seek.group, parent.topic, changed=False)
+        self._refuse_active(seek.group, parent.topic, deadline, changed=False)
         wanted = ordinary_offsets(seek.state, [cursor, *_others(fold, seek)])
         there = self._admin.start_offsets([parent, *wanted])
         offsets = {place: at for place, at in wanted.items() if place in there}
@@ -181,7 +183,7 @@ class Seeker:
         nobody = self._nobody(seek.group) if offsets else None
         writer.commit([record], stale, offsets, nobody, deadline)
         with behind_a_change():
-            self._refuse_active(seek.group, parent.topic, changed=True)
+            self._refuse_active(seek.group, parent.topic, deadline, changed=True)
             # A retirement that looked before the transaction was written has not seen it.
             hint = f"the group is moved; look at: kpsplit offsets --group {seek.group} {parent.topic}"
             _refuse_retired(seek, self._session.state(parent, deadline), hint=hint)
@@ -211,10 +213,11 @@ class Seeker:
 
     def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
         states = self._states(topic, deadline)
-        self._refuse_active(group, topic, changed=False)
+        self._refuse_active(group, topic, deadline, changed=False)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         found = _committed(fold, group, topic, states)
-        topics = set().union(*map(topics_of, states))
+        enrolment = self._enrolment(topic, deadline)
+        topics = set().union(*(topics_of(state, enrolment) for state in states))
         positions = positions_of(self._admin, group)
         offsets = tuple(sorted(p for p in positions if p.topic in topics))
         if not found.commits and not offsets:
@@ -236,7 +239,7 @@ class Seeker:
         deadline = self._session.begin()
         if self._forgettable(found.group, found.topic, deadline) != found:
             raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
-        self._refuse_active(found.group, found.topic, changed=False)
+        self._refuse_active(found.group, found.topic, deadline, changed=False)
         if found.commits:
             writer = self._writer(found.group, deadline)
             for first in range(0, len(found.commits), MOST_WITHDRAWN):
@@ -247,7 +250,7 @@ class Seeker:
             if found.offsets:
                 delete_positions(self._admin.connection, found.group, found.offsets)
         with behind_a_change():
-            self._refuse_active(found.group, found.topic, changed=True)
+            self._refuse_active(found.group, found.topic, deadline, changed=True)
 
     def _writer(self, group: str, deadline: Deadline) -> CommitWriter:
         writer = CommitWriter(
@@ -278,10 +281,13 @@ class Seeker:
         finally:
             consumer.close()
 
-    def _refuse_active(self, group: str, topic: str, *, changed: bool) -> None:
+    def _enrolment(self, topic: str, deadline: Deadline) -> Enrolment | None:
+        return self._session.read(deadline).enrolments.get(topic)
+
+    def _refuse_active(self, group: str, topic: str, deadline: Deadline, *, changed: bool) -> None:
         if not group:
             raise UsageError("no group named", hint="give --group NAME")
-        if not describe_members(self._admin, group, kept=True).on((topic, slots_topic(topic))):
+        if not has_member_on(self._admin, group, topic, self._enrolment(topic, deadline)):
             return
         if changed:
             raise ConflictError(

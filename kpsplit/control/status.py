@@ -27,12 +27,12 @@ from kpsplit.kafka.groups import (
 )
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView, Registrations
-from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_number, slot_range, without_slots
+from kpsplit.splitter.group_slots import group_topics
+from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_range, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.offsets import RangeCommit
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 
@@ -115,7 +115,7 @@ def _status(
 ) -> PartitionStatus:
     topic, number = state.parent.topic, state.parent.partition
     enrolment = view.enrolments[topic]
-    slots, has = enrolment.slots, counts.get(slots_topic(topic))  # None as well where we may not see it
+    slots, has = enrolment.slots, counts.get(enrolment.slots_topic)  # None as well where we may not see it
     unread = slots is not None and has is not None and number in without_slots(counts[topic], slots, has)
     return PartitionStatus(
         state=state,
@@ -309,7 +309,7 @@ def progress_of_groups(
     parents = _partitions(admin, topic, partition, deadline)
     fold = range_commits(admin, parents, deadline)
     committed = committed_positions(admin, deadline)
-    topics = {topic, slots_topic(topic)}
+    topics = group_topics(topic, read_view().enrolments.get(topic))
     groups = {*groups_of(committed, topics), *(group for p in parents for group in fold.groups(p))}
     groups.update(readers_without_commit(admin, groups, topics, deadline))
     ordinary = {group: committed.get(group, {}) for group in sorted(groups)}
@@ -432,14 +432,15 @@ def owners(
     members: Members, parent: PhysicalPartition, enrolment: Enrolment | None
 ) -> list[tuple[KeyRange, Owner]]:
     """Return which member owns which key range of a logical partition, neighbours of one owner joined."""
-    if enrolment is None or enrolment.slots is None:
+    divisions = () if enrolment is None else enrolment.divisions
+    if not divisions:
         whole = members.assigned.get(parent)
         return [(WHOLE, whole)] if whole else []
     found: list[tuple[KeyRange, Owner]] = []
-    for index in range(enrolment.slots):
-        number = slot_number(parent.partition, index, enrolment.slots)
-        owner = members.assigned.get(PhysicalPartition(slots_topic(parent.topic), number))
-        range_ = slot_range(index, enrolment.slots)
+    places = [(d.slots, index, p) for d in divisions for index, p in enumerate(d.places(parent.partition))]
+    for slots, index, place in places:
+        owner = members.assigned.get(place)
+        range_ = slot_range(index, slots)
         if owner is None:
             continue
         if found and found[-1][1] == owner and found[-1][0].hi == range_.lo:

@@ -39,10 +39,12 @@ from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.group_slots import group_topics
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""
@@ -306,7 +308,7 @@ def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[
 
 
 def proven_positions(
-    ordinary: Mapping[str, Positions], fold: CommitFold, state: PartitionState
+    ordinary: Mapping[str, Positions], fold: CommitFold, state: PartitionState, enrolment: Enrolment | None
 ) -> dict[str, Positions]:
     """Return what each group has read for certain: the lesser of its ordinary offsets and its range commits.
 
@@ -315,7 +317,7 @@ def proven_positions(
     brokers know on the topic, and an ordinary offset that is missing is *not drained*. Brokers forget a group
     that has stopped (``offsets.retention.minutes``): then the range commits count alone.
     """
-    found = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state))}
+    found = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state, enrolment))}
     for group, by_range in positions_by_range_commits(fold, state).items():
         plain = found.get(group)
         if plain is None:
@@ -325,9 +327,14 @@ def proven_positions(
     return found
 
 
-def topics_of(state: PartitionState) -> set[str]:
+def topics_of(state: PartitionState, enrolment: Enrolment | None) -> set[str]:
     """Return the topics in which readers of a logical partition commit, or of which they own something."""
-    return {state.parent.topic, slots_topic(state.parent.topic), *(t.name for t in state.subtopics)}
+    return {*group_topics(state.parent.topic, enrolment), *(t.name for t in state.subtopics)}
+
+
+def has_member_on(admin: ClusterAdmin, group: str, topic: str, enrolment: Enrolment | None) -> bool:
+    """Return whether a member of a group has something of a topic, or may still work on what it had."""
+    return describe_members(admin, group, kept=True).on(group_topics(topic, enrolment))
 
 
 def readers_without_commit(
@@ -335,8 +342,8 @@ def readers_without_commit(
 ) -> list[str]:
     """Return the groups besides those that ``committed`` of which a member owns something of these topics.
 
-    While a group rebalances nobody knows what its members will own. It is asked again for a while, and
-    counts as a reader if it does not come to rest.
+    Or may still work on what it owned. While a group rebalances nobody knows what its members will own. It is
+    asked again for a while, and counts as a reader if it does not come to rest.
 
     Raises:
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.

@@ -198,6 +198,19 @@ def topic_ids(connection: Connection, topic: str) -> dict[int, str]:
         raise UnreachableError(f"not every broker said which topic {topic} is ({error})") from None
 
 
+def refuse_another_topic(connection: Connection, topic: str, topic_id: str) -> None:
+    """Raise UnreachableError unless every broker, asked by itself, names this id: one may be stale."""
+    ids = topic_ids(connection, topic)
+    if set(ids.values()) != {topic_id}:
+        other = sorted(broker for broker, id_ in ids.items() if id_ != topic_id)
+        raise UnreachableError(
+            f"the brokers do not agree which topic {topic} is: it may be the one that is enrolled "
+            f"(broker {', '.join(map(str, other)) or 'unknown'})",
+            hint="wait until all brokers are up, then retry",
+            retriable=True,
+        )
+
+
 def _text(topic_id: UUID | None) -> str:
     """Return a topic's id as librdkafka writes it."""
     return b64encode(topic_id.bytes).decode().rstrip("=") if topic_id else ""

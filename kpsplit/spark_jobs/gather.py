@@ -35,7 +35,6 @@ from kpsplit.splitter.records.keys import (
     OWN_TOPICS,
     PRODUCERS_TOPIC,
     offsets_partition,
-    slots_topic,
 )
 from kpsplit.splitter.records.offsets import (
     Boundary,
@@ -76,7 +75,7 @@ class Gatherer:
         self._admin = ClusterAdmin(connection)
         self._garbage: list[str] = []
         self._seen: dict[PhysicalPartition, int] = {}
-        self._slots: int | None = None
+        self._slots: tuple[str, int] | None = None
         self._offsets_count = 0
 
     def snapshot(self, *, with_groups: bool = False) -> Snapshot:
@@ -142,7 +141,11 @@ class Gatherer:
         while True:
             tail.read_to_end(self._limit)
             enrolment = tail.view.enrolments.get(self._topic)
-            self._slots = None if enrolment is None else enrolment.slots
+            self._slots = (
+                (enrolment.slots_topic, enrolment.slots)
+                if enrolment and enrolment.slots is not None
+                else None
+            )
             states = tuple(state_of(tail, parent) for parent in parents)
             busy = next((s for s in states if s.phase is Phase.FENCED), None)
             if busy is None:
@@ -178,14 +181,17 @@ class Gatherer:
 
     def _unread(self, states: Iterable[PartitionState]) -> frozenset[PhysicalPartition]:
         """Return the partitions that were added and have no slots, as far as we may look."""
+        if self._slots is None:
+            return frozenset()
+        name, slots = self._slots
         try:
-            found = self._admin.known(slots_topic(self._topic))
+            found = self._admin.known(name)
         except AuthorizationError:
             return frozenset()
-        if found is None or self._slots is None:
+        if found is None:
             return frozenset()
         count = self._admin.partition_count(self._topic)
-        unread = without_slots(count, self._slots, len(found.partitions))
+        unread = without_slots(count, slots, len(found.partitions))
         return frozenset(s.parent for s in states if s.parent.partition in unread)
 
     def _producers(self) -> tuple[ProducerRegistration, ...]:

@@ -6,6 +6,10 @@ while an enrolment is not settled, the topic is subscribed to and nothing of it 
 of a slot waits until no member has the partition itself any more (``GroupOffsets.starts``).
 An enrolment is settled when its record says so, or when a member has known it for a lease: so no member
 waits for an operator that died in between.
+
+Another number of slots has a slots topic of its own. While that is not settled the former one is subscribed
+to: what is read of it is read on, and nothing of it begins. Then an owner of a slot waits until no member has
+one of the former slots of the partition.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.records.control import Enrolment, SlotDivision
 
 _OWN = "__kpsplit."
 
@@ -44,12 +47,26 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A topic of the group. ``slots``: how many of its partitions make one logical partition."""
+    """A topic of the group. ``slots``: how many of its partitions make one logical partition.
+
+    ``begins``: slots of it may begin. ``former``: the slots before these, which members may still have.
+    """
 
     topic: str
     group_topic: str
     mode: Mode
     slots: int
+    begins: bool = True
+    former: SlotDivision | None = None
+
+    @property
+    def division(self) -> SlotDivision:
+        return SlotDivision(self.group_topic, self.slots)
+
+    def predecessors(self, partition: int) -> frozenset[PhysicalPartition]:
+        """Return by what members may have read a partition until its slots began."""
+        former = () if self.former is None else self.former.places(partition)
+        return frozenset({PhysicalPartition(self.topic, partition), *former})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,9 +89,18 @@ def subscribed(topic: str, enrolment: Enrolment | None, *, lease_over: bool = Fa
     """Return what a member subscribes to; ``lease_over``: it has known the topic's enrolment for a lease."""
     if enrolment is None:
         return Subscribed(topic, topic, Mode.PLAIN, 1)
+    former = enrolment.former
     if enrolment.slots is not None and (enrolment.settled or lease_over):
-        return Subscribed(topic, slots_topic(topic), Mode.SLOTS, enrolment.slots)
+        return Subscribed(topic, enrolment.slots_topic, Mode.SLOTS, enrolment.slots, former=former)
+    if former is not None:
+        return Subscribed(topic, former.topic, Mode.SLOTS, former.slots, begins=False)
     return Subscribed(topic, topic, Mode.WHOLE if enrolment.settled else Mode.MOVING, 1)
+
+
+def group_topics(topic: str, enrolment: Enrolment | None) -> frozenset[str]:
+    """Return the topics of which a group has partitions if its members read a topic."""
+    divisions = () if enrolment is None else enrolment.divisions
+    return frozenset({topic, *(division.topic for division in divisions)})
 
 
 def resolve(wanted: Iterable[str], existing: Collection[str], hidden: Collection[str]) -> frozenset[str]:

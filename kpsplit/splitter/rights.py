@@ -82,6 +82,7 @@ def rights_for(
     transactional_id: str | None = None,
     takeover: bool = False,
     changelog: str | None = None,
+    generation: int = 1,
 ) -> tuple[Right, ...]:
     """Return the least rights with which a role can work on a topic.
 
@@ -93,34 +94,36 @@ def rights_for(
         takeover: whether the producer may roll back an operation whose operator died in the fence: it can
             write to the control topic then.
         changelog: the topic of the consumer's state, if it keeps any.
+        generation: of the topic's number of slots; each has a slots topic of its own.
 
     Raises:
         ValueError: a consumer without a group.
     """
+    slots = slots_topic(topic, generation)
     match role:
         case Role.OPERATOR:
-            return _operator(topic)
+            return _operator(topic, slots)
         case Role.PRODUCER:
             return (*_producer(topic, transactional_id), *(takeover_rights(topic) if takeover else ()))
         case Role.CONSUMER:
             if group is None:
                 raise ValueError("a consumer has a group")
-            return (*_consumer(topic, group), *_keeping(changelog))
+            return (*_consumer(topic, group, slots), *_keeping(changelog))
         case Role.VERIFIER:
-            return _verifier(topic)
+            return _verifier(topic, slots)
 
 
-def lacking(topic: str, allowed: Mapping[str, Set[Operation]]) -> tuple[Right, ...]:
+def lacking(topic: str, allowed: Mapping[str, Set[Operation]], generation: int = 1) -> tuple[Right, ...]:
     """Return what an operator of a topic lacks on topics that exist; ``allowed``: what the brokers say."""
     return tuple(
         Right(Resource.TOPIC, name, False, right.operation)
         for name, operations in sorted(allowed.items())
-        for right in _operator(topic)
+        for right in _operator(topic, slots_topic(topic, generation))
         if right.covers(name) and right.operation not in {*operations, Operation.CREATE}
     )
 
 
-def _operator(topic: str) -> tuple[Right, ...]:
+def _operator(topic: str, slots: str) -> tuple[Right, ...]:
     data = (Operation.READ, Operation.WRITE)
     subtopics = (*data, Operation.CREATE, Operation.DELETE, Operation.ALTER_CONFIGS)
     own = (*data, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
@@ -132,9 +135,10 @@ def _operator(topic: str) -> tuple[Right, ...]:
         *_on(Resource.TOPIC, OFFSETS_TOPIC, *own),
         *_on(
             Resource.TOPIC,
-            slots_topic(topic),
+            slots,
             Operation.CREATE,
             Operation.ALTER,
+            Operation.DELETE,
             Operation.DESCRIBE_CONFIGS,
         ),
         _claiming(topic),
@@ -172,11 +176,11 @@ def takeover_rights(topic: str) -> tuple[Right, ...]:
     )
 
 
-def _consumer(topic: str, group: str) -> tuple[Right, ...]:
+def _consumer(topic: str, group: str, slots: str) -> tuple[Right, ...]:
     return (
         *_reading(topic),
         *_on(Resource.GROUP, group, Operation.READ),
-        *_on(Resource.TOPIC, slots_topic(topic), Operation.READ, Operation.ALTER),
+        *_on(Resource.TOPIC, slots, Operation.READ, Operation.ALTER),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ, Operation.WRITE, Operation.DESCRIBE_CONFIGS),
         *_on(Resource.TRANSACTIONAL_ID, group_ids("commit", group), Operation.WRITE, prefixed=True),
         *_on(Resource.TRANSACTIONAL_ID, group_ids("run", group), Operation.WRITE, prefixed=True),
@@ -191,12 +195,12 @@ def _keeping(changelog: str | None) -> tuple[Right, ...]:
     return () if changelog is None else _on(Resource.TOPIC, changelog, *wanted)
 
 
-def _verifier(topic: str) -> tuple[Right, ...]:
+def _verifier(topic: str, slots: str) -> tuple[Right, ...]:
     return (
         *_reading(topic),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ),
-        *_on(Resource.TOPIC, slots_topic(topic), Operation.DESCRIBE),
+        *_on(Resource.TOPIC, slots, Operation.DESCRIBE),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer as PlainConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AclPermissionType, AdminClient, NewPartitions
+from confluent_kafka.admin import AclPermissionType, AdminClient, NewPartitions, NewTopic
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
@@ -98,8 +99,9 @@ def test_a_right_that_a_producer_lacks_fails_its_records(guarded: Guarded, right
 
 
 ALTER_CLUSTER = Right(Resource.CLUSTER, LIST_GROUPS.name, False, Operation.ALTER)
-LATER = (Operation.CREATE, Operation.ALTER)
-"""For `kpsplit init`, new slots and sub-topics; for leaders that move, of which one broker has none."""
+LATER = (Operation.CREATE, Operation.ALTER, Operation.DELETE)
+"""For `kpsplit init`, new slots and sub-topics, slots by another number; for leaders that move, of which one
+broker has none."""
 
 
 @pytest.mark.parametrize(
@@ -274,6 +276,43 @@ def wait_for_message(member: Consumer) -> Message:
     found: list[Message] = []
     wait_for(lambda: (m := member.poll(0.2)) is not None and not found.append(m), "an answer", 60)
     return found[0]
+
+
+def test_slots_by_another_number_take_rights_on_their_topic_and_whoever_lacks_them_says_so(
+    guarded: Guarded, operations: Admin
+) -> None:
+    """For a topic of its own: the other tests' slots stay as they are."""
+    topic, number = "changing", slots_topic("changing", 2)
+    admin = AdminClient(guarded.client(ADMIN))
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+    lists = AccessLists(guarded)
+    for role in Role:
+        lists.give(role.value, rights_for(role, topic, group=GROUP))
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
+    with pytest.raises(AuthorizationError, match=number) as refused:
+        operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=3)
+    assert not refused.value.changed
+    lists.give(Role.OPERATOR.value, rights_for(Role.OPERATOR, topic, generation=2))
+    with consumer(guarded) as member:
+        member.subscribe([topic])
+        wait_for(lambda: not member.poll(0.1) and len(reading(member)) == 2, "its slots", 60)
+        changing = threading.Thread(
+            target=operations.enrol, args=(topic, Partitioner.CONSISTENT_RANDOM), kwargs={"slots": 3}
+        )
+        changing.start()
+        error = first_error(member)
+        assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        assert f"the slots of topic {topic} cannot be seen" in error.str() and number in error.str()
+        changing.join(60)
+    lists.give(Role.CONSUMER.value, rights_for(Role.CONSUMER, topic, group=GROUP, generation=2))
+    with consumer(guarded) as member:
+        member.subscribe([topic])
+        wait_for(lambda: not member.poll(0.1) and len(reading(member)) == 3, "its slots", 60)
+    assert operations.view().enrolments[topic].former_slots is None
+
+
+def reading(member: Consumer) -> list[str]:
+    return [slot for slot, stage in member.stats()["slots"].items() if stage == "reading"]
 
 
 def test_without_the_right_to_add_slots_a_member_names_the_partitions_and_the_operator_adds_them(

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
-from kpsplit.errors import CheckFailedError, ConflictError, UsageError
+from kpsplit.errors import CheckFailedError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -40,8 +40,6 @@ def test_the_slots_topic_has_so_many_partitions_per_partition_and_takes_no_recor
     error = write_error(bootstrap, PhysicalPartition(slots_topic(topic), 0))
     assert error is not None and error.name() == "MSG_SIZE_TOO_LARGE"
     assert operations.enrol(topic, KIND) == enrolment
-    with pytest.raises(ConflictError, match="has 4 slots per partition, not 8"):
-        operations.enrol(topic, KIND, slots=8)
     for wrong in (0, 65):
         with pytest.raises(UsageError, match="1 to 64"):
             operations.enrol(make_topic(), KIND, slots=wrong)

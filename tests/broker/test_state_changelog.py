@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kpsplit import SlotId, StateStore
 from kpsplit.clock import Deadline
 from kpsplit.consumer.state.changelog import HEADER, headers_for
-from kpsplit.consumer.state.slots import changelog_topic
 from kpsplit.errors import CheckFailedError, FutureVersionError, KpsplitError, UsageError
+from kpsplit.splitter.records.keys import changelog_topic
 from tests.broker.state_member import GROUP, SECONDS, contents, open_store, restored, take, until
 from tests.broker.topic_config import set_config
 from tests.conftest import MakeTopic

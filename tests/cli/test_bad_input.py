@@ -135,7 +135,6 @@ merge {halved}/0 --of 0:10 -y | 2 | does not begin and end where open ranges
 merge {halved}/0 --of 0:80000000 -y | 2 | is one open range already; nothing was changed; name at least
 enroll {sub} | 2 | is a sub-topic of {halved}/0
 enroll {whole} --partitioner explicit | 5 | nothing was changed
-enroll {whole} --slots 4 | 5 | nothing was changed
 enroll __kpsplit.control | 2 | is an internal topic
 status {sub} | 2 | is a sub-topic of {halved}/0
 status no-such | 2 | there is no topic no-such

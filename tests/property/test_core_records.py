@@ -26,6 +26,7 @@ from kpsplit.splitter.records.control import (
 from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.keys import (
     MAX_PARTITION,
+    MOST_GENERATIONS,
     enrolment_key,
     is_topic_name,
     is_writers_id,
@@ -73,7 +74,9 @@ enrolments = st.builds(
     st.sampled_from(Partitioner),
     st.booleans(),
     st.none() | st.integers(1, MAX_SLOTS),
-)
+    st.integers(1, MOST_GENERATIONS),
+    st.none() | st.integers(1, MAX_SLOTS),
+).filter(lambda e: e.former_slots is None or (e.slots not in (None, e.former_slots) and e.generation > 1))
 stamps = st.builds(Stamp, st.integers(0, 2**32 - 1), UINT64, UINT64, st.none() | UINT64)
 marker_attempts = st.from_regex(r"[a-zA-Z0-9._-]{1,64}", fullmatch=True)
 markers = st.builds(Marker, st.sampled_from(MarkerKind), places, marker_attempts)

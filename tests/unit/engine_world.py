@@ -58,6 +58,8 @@ class Coordinator:
         self.left = 0
         self.member = "me"
         self.closed = False
+        self.unknown: dict[str, object] = {}
+        """Why the client does not know topics."""
         self._callbacks: dict[str, Callable[..., Any]] = {}
         self._due: deque[tuple[str, list[TopicPartition]]] = deque()
         self._assigned: set[int] = set()
@@ -88,8 +90,10 @@ class Coordinator:
     def pause(self, parts: list[TopicPartition]) -> None:
         pass
 
-    def list_topics(self, timeout: float) -> None:
-        self.looks += 1
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
+        self.looks += topic is None
+        known = {topic: SimpleNamespace(error=self.unknown.get(topic))} if topic else {}
+        return SimpleNamespace(topics=known)
 
     def consumer_group_metadata(self) -> int:
         return self.generation

@@ -118,6 +118,17 @@ def a_record(**changed: object) -> LogicalRecord:
     return replace(record, **changed)  # type: ignore[arg-type]
 
 
+def test_a_status_names_a_change_of_slots_that_is_not_finished() -> None:
+    status = a_status()
+    change = replace(status.enrolment, slots=8, generation=2, former_slots=2)
+    status = replace(status, enrolment=change)
+    for drains in (None, []):
+        text = " ".join(drawn(lambda c, d=drains: c.print(draw_statuses([status], d)), 300).split())
+        assert "the slots of orders are being changed from 2 to 8; run: kpsplit enroll orders" in text
+    (data,) = statuses_json([status])["partitions"]
+    assert (data["slots"], data["generation"], data["former_slots"]) == (8, 2, 2)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_plan_shows_load_top_keys_checks_and_notes(width) -> None:
     text = drawn(lambda console: show_plan(a_plan(), console), width)

@@ -299,7 +299,7 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
     admin._session = SimpleNamespace(
         begin=begin,
         read=lambda _: SimpleNamespace(
-            enrolments={"orders"}, state=lambda place: PartitionState.unsplit(place, "id")
+            enrolments=dict.fromkeys(["orders"]), state=lambda place: PartitionState.unsplit(place, "id")
         ),
         admin=SimpleNamespace(partition_count=lambda *_: PARENT.partition + 1),
         connection=None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kpsplit.errors import UsageError
-from kpsplit.splitter.group_slots import Mode, Subscribed, resolve, subscribed
-from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.group_slots import Mode, Subscribed, group_topics, resolve, subscribed
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Enrolment, Partitioner, SlotDivision
 
 
 def enrolment(*, settled, slots):
@@ -25,6 +28,37 @@ def enrolment(*, settled, slots):
 )
 def test_slots_are_used_once_the_enrolment_is_settled(known, expected):
     assert subscribed("orders", known) == expected
+
+
+FORMER = SlotDivision("__kpsplit.slots.orders", 16)
+
+
+def test_while_the_number_of_slots_changes_the_former_ones_are_read_on_and_none_begins():
+    begun = replace(enrolment(settled=False, slots=8), generation=2, former_slots=16)
+    former = Subscribed("orders", FORMER.topic, Mode.SLOTS, 16, begins=False)
+    present = Subscribed("orders", "__kpsplit.slots-2.orders", Mode.SLOTS, 8, former=FORMER)
+    assert subscribed("orders", begun) == former
+    assert subscribed("orders", begun, lease_over=True) == present
+    assert subscribed("orders", replace(begun, settled=True)) == present
+    finished = replace(begun, settled=True, former_slots=None)
+    assert subscribed("orders", finished) == replace(present, former=None)
+
+
+def test_what_a_slot_has_before_it_is_the_partition_and_its_former_slots():
+    whole = PhysicalPartition("orders", 1)
+    first = Subscribed("orders", FORMER.topic, Mode.SLOTS, 16)
+    assert first.predecessors(1) == {whole}
+    second = replace(first, former=SlotDivision("__kpsplit.slots.orders", 2))
+    places = {PhysicalPartition("__kpsplit.slots.orders", number) for number in (2, 3)}
+    assert second.predecessors(1) == {whole} | places
+
+
+@pytest.mark.parametrize(("generation", "former"), [(1, None), (2, 4)])
+def test_a_group_that_reads_a_topic_has_partitions_of_it_and_of_its_slots_topics(generation, former):
+    known = replace(enrolment(settled=True, slots=8), generation=generation, former_slots=former)
+    slots = {"__kpsplit.slots.orders", "__kpsplit.slots-2.orders"} if former else {"__kpsplit.slots.orders"}
+    assert group_topics("orders", known) == {"orders", *slots}
+    assert group_topics("orders", None) == {"orders"}
 
 
 def test_a_pattern_means_neither_sub_topics_nor_topics_of_kpsplit():

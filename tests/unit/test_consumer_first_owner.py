@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType, TopicPartition
 
-from kpsplit.consumer.commit.group_offsets import Found, GroupOffsets, StillOwnedError
-from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.slots.assigned import Found, SlotStart, StartRequest, StillOwnedError
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka import groups
 from kpsplit.kafka.groups import Members, Owner
@@ -136,8 +136,9 @@ def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(
         groups.describe_members(classic.admin, "g", kept=True)
 
 
-def start(group_offsets: GroupOffsets, *, shared: bool = True) -> Found:
-    [found] = group_offsets.starts([StartRequest(LINEAGE, Mode.SLOTS, slot(0).range, shared=shared)])
+def start(group_offsets: GroupOffsets, *predecessors: PhysicalPartition) -> Found:
+    wanted = StartRequest(LINEAGE, Mode.SLOTS, slot(0).range, predecessors=frozenset(predecessors))
+    [found] = group_offsets.starts([wanted])
     return found
 
 
@@ -153,24 +154,61 @@ def test_the_first_owner_of_a_slot_begins_when_nobody_has_the_partition_itself(
     In a classic group also between the two rebalances that move a partition: it is stable then.
     """
     group_offsets = Asked(members)
-    found = start(group_offsets)
+    found = start(group_offsets, PARENT)
     if early:
         assert isinstance(found, StillOwnedError)
     else:
         assert found == SlotStart((Cursor(slot(0).range, {0: 7}),))
-    assert group_offsets.asked == (["log", "members"] if early else ["log", "members", "offsets"])
+    assert group_offsets.asked == (["log", "members"] if early else ["log", "members", "log", "offsets"])
 
 
 @pytest.mark.parametrize("range_", [slot(0).range, slot(1).range])
 def test_once_a_range_of_the_partition_was_committed_nobody_is_asked(range_: KeyRange) -> None:
     """Whoever committed it has asked, and nobody begins to read the partition as a whole any more."""
     group_offsets = Asked(OWNED, range_)
-    assert isinstance(start(group_offsets), SlotStart)
+    assert isinstance(start(group_offsets, PARENT), SlotStart)
     assert "members" not in group_offsets.asked
 
 
+FORMER = tuple(PhysicalPartition("__kpsplit.slots.orders", number) for number in range(2))
+PRESENT = PhysicalPartition("__kpsplit.slots-2.orders", 0)
+
+
+@pytest.mark.parametrize(
+    ("members", "early"),
+    [
+        (Members(True, True, {PRESENT: OTHER}), False),
+        (Members(True, True, {PRESENT: OTHER, FORMER[1]: OTHER}), True),
+        (Members(True, True, {PRESENT: OTHER}, frozenset({FORMER[0]})), True),
+        (Members(True, False, {PRESENT: OTHER}), True),
+        (EXPELLED, True),
+    ],
+    ids=["free", "owned", "kept", "in-rebalance", "expelled"],
+)
+def test_a_slot_by_another_number_begins_when_nobody_has_a_former_one_of_its_partition(
+    members: Members, early: bool
+) -> None:
+    """Whatever was committed: that a former owner did so says nothing of where it is now."""
+    group_offsets = Asked(members, slot(0).range, slot(1).range)
+    found = start(group_offsets, PARENT, *FORMER)
+    assert isinstance(found, StillOwnedError if early else SlotStart)
+
+
+def test_what_a_former_owner_commits_before_it_lets_go_counts() -> None:
+    """The log is read again when it is known that nobody has a former slot any more."""
+    group_offsets = Asked(Members(True, True, {PRESENT: OTHER}), slot(0).range)
+    assert isinstance(start(group_offsets, PARENT, *FORMER), SlotStart)
+    assert group_offsets.asked == ["log", "members", "log"]
+
+
+def test_the_partition_itself_holds_up_no_slot_by_another_number_once_a_range_was_committed() -> None:
+    members = Members(True, True, {PRESENT: OTHER, PARENT: OTHER})
+    assert isinstance(start(Asked(members, slot(1).range), PARENT, *FORMER), SlotStart)
+    assert isinstance(start(Asked(members), PARENT, *FORMER), StillOwnedError)
+
+
 def test_slots_that_are_assigned_by_hand_begin_whoever_has_the_partition() -> None:
-    assert isinstance(start(Asked(OWNED), shared=False), SlotStart)
+    assert isinstance(start(Asked(OWNED)), SlotStart)
 
 
 def test_a_slot_that_comes_too_early_is_asked_for_again_and_then_read() -> None:
@@ -179,7 +217,7 @@ def test_a_slot_that_comes_too_early_is_asked_for_again_and_then_read() -> None:
         real = world.group_offsets.starts
 
         def starts(wanted: list[Any]) -> list[Any]:
-            assert [w.shared for w in wanted] == [True] * len(wanted)
+            assert [w.predecessors for w in wanted] == [{PARENT}] * len(wanted)
             return [answers.pop()] * len(wanted) if answers else real(wanted)
 
         world.group_offsets.starts = starts  # type: ignore[method-assign]

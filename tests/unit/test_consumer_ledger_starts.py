@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit import group_offsets
-from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets, NoOffsetError
+from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets
 from kpsplit.consumer.slots import initializer
-from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
+from kpsplit.consumer.slots.assigned import NoOffsetError, SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.splitter.commits import CommitFold

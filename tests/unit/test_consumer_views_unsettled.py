@@ -65,6 +65,23 @@ def test_an_enrolment_that_nobody_settles_is_settled_for_a_member_that_has_known
     assert scene.mode(120.0) is Mode.SLOTS
 
 
+def test_another_number_of_slots_that_nobody_settles_is_settled_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.write(replace(BEGUN, settled=True))
+    scene.mode(100.0)
+    assert scene.metadata.subscribed("orders").begins
+    scene.write(replace(BEGUN, slots=8, generation=2, former_slots=4))
+    scene.mode(110.0)
+    before = scene.metadata.subscribed("orders")
+    assert (before.group_topic, before.slots, before.begins) == (slots_topic("orders"), 4, False)
+    scene.mode(110.0 + LEASE * LEASE_MARGIN)
+    after = scene.metadata.subscribed("orders")
+    assert (after.group_topic, after.slots, after.begins) == (slots_topic("orders", 2), 8, True)
+    assert after.former == before.division
+
+
 def test_an_enrolment_that_is_recorded_anew_is_known_for_a_lease_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.initializer import EnrolmentGuard
-from kpsplit.splitter.group_slots import Mode, OwnedSlot
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -25,12 +25,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.working, self.fresh, self.taken, self.mode = False, True, 0, Mode.PLAIN
-        self.known = True
+        self.known, self.begins, self.place = True, True, PARENT
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.HELD)
         state = PartitionState.unsplit(PARENT, "id")
         metadata: Any = SimpleNamespace(
             fresh=lambda: self.fresh,
-            subscribed=lambda _: SimpleNamespace(mode=self.mode),
+            subscribed=lambda topic: Subscribed(topic, self.place.topic, self.mode, 1, self.begins),
             state=lambda _: state,
         )
         self.reader: Any = SimpleNamespace(update=lambda _: None, own=lambda *_: None, disown=lambda _: None)
@@ -82,15 +82,30 @@ def test_a_slot_that_is_read_is_read_on_by_an_old_view_and_one_that_is_held_is_n
 
 @pytest.mark.parametrize(
     ("mode", "by_hand", "begins"),
-    [(Mode.PLAIN, False, False), (Mode.SLOTS, False, True), (Mode.PLAIN, True, True)],
+    [(Mode.PLAIN, False, False), (Mode.SLOTS, False, False), (Mode.PLAIN, True, True)],
 )
-def test_only_slots_that_another_member_may_have_do_not_begin_by_an_old_view(
+def test_only_what_was_assigned_by_hand_begins_by_an_old_view(
     mode: Mode, by_hand: bool, begins: bool
 ) -> None:
+    """Its slots, or slots by another number, may be another member's by now."""
     scene = Scene()
-    scene.fresh = False
+    scene.fresh, scene.mode = False, mode
     scene.assigned.mode, scene.assigned.by_hand = mode, by_hand
     assert scene.slots.may_begin(scene.assigned) is begins
+    scene.fresh = True
+    assert scene.slots.may_begin(scene.assigned)
+
+
+@pytest.mark.parametrize(("begins", "place"), [(False, PARENT), (True, PhysicalPartition("newer", 0))])
+def test_a_slot_of_a_number_that_is_changed_is_read_on_and_does_not_begin(
+    begins: bool, place: PhysicalPartition
+) -> None:
+    scene = Scene()
+    scene.mode, scene.assigned.mode, scene.assigned.stage = Mode.SLOTS, Mode.SLOTS, SlotStage.READING
+    scene.begins, scene.place = begins, place
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.READING
+    assert not scene.slots.may_begin(scene.assigned)
 
 
 def test_nothing_is_handed_out_of_a_partition_whose_topic_is_being_enrolled() -> None:

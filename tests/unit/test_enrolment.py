@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from kpsplit.clock import Deadline
-from kpsplit.control import enrolment
+from kpsplit.control import enrolment as module
 from kpsplit.control.enrolment import Enroller
+from kpsplit.control.own_topics import changed
 from kpsplit.control.plans import Check
-from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.errors import (
+    CheckFailedError,
+    ConflictError,
+    DeadlineExceededError,
+    KpsplitError,
+    UnreachableError,
+    UsageError,
+)
+from kpsplit.kafka import kafka_python
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, decode_enrolment
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision, decode_enrolment
 
 TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())
 
@@ -51,23 +62,38 @@ class World:
     tail: Tail
     written: list[Enrolment] = field(default_factory=list)
     slots_topics: int = 0
+    ensured: list[SlotDivision] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    steps: Callable[[StepDone], None] = lambda _: None
 
     def write(self, _topic: str, _key: bytes, value: bytes, _deadline: Any) -> int:
         self.written.append(decode_enrolment(value))
         self.tail.view.enrolments["orders"] = self.written[-1]
         return len(self.written)
 
-    def decide(self, *_: Any) -> int:
-        return 4
+    def decide(self, _topic: Any, known: Enrolment | None, *_: Any) -> int:
+        return 4 if known is None or known.slots is None else known.slots
 
-    def ensure(self, *_: Any) -> bool:
+    def ensure(self, _topic: Any, division: SlotDivision, *_: Any) -> bool:
         self.slots_topics += 1
+        self.ensured.append(division)
         return False
 
-    def enrol(self, seconds: float) -> Enrolment:
-        session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self)
-        enroller = Enroller(cast(Any, session), cast(Any, self), lambda _: None)
-        return enroller.enrol(TOPIC, Partitioner.EXPLICIT, None, None, Deadline(seconds))
+    def check_rights(self, *_: Any) -> None:
+        """All are there."""
+
+    def topics(self) -> dict[str, int]:
+        return dict.fromkeys(self.names, 1)
+
+    def delete(self, name: str, _seconds: float) -> bool:
+        self.deleted.append(name)
+        return True
+
+    def enrol(self, seconds: float, known: Enrolment | None = None, slots: int | None = None) -> Enrolment:
+        session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self, admin=self)
+        enroller = Enroller(cast(Any, session), cast(Any, self), self.steps)
+        return enroller.enrol(TOPIC, Partitioner.EXPLICIT, known, slots, Deadline(seconds))
 
 
 def test_an_enrolment_that_cannot_be_settled_in_time_does_not_begin() -> None:
@@ -116,14 +142,14 @@ class MadeAgain:
                 raise ids
             return ids
 
-        monkeypatch.setattr(enrolment, "topic_ids", named)
-        monkeypatch.setattr(enrolment, "check_records", lambda *_: Check("", True, ""))
-        monkeypatch.setattr(enrolment, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",))
+        monkeypatch.setattr(kafka_python, "topic_ids", named)
+        monkeypatch.setattr(module, "check_records", lambda *_: Check("", True, ""))
+        monkeypatch.setattr(module, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",))
         enroller = SimpleNamespace(enrol=lambda *_: self.done.append("enrol"))
-        monkeypatch.setattr(enrolment, "enroller", lambda *_: enroller)
+        monkeypatch.setattr(module, "enroller", lambda *_: enroller)
 
     def enrol(self) -> None:
-        enrolment.enrol(self.session, "orders", Partitioner.EXPLICIT, lambda _: None, None)
+        module.enrol(self.session, "orders", Partitioner.EXPLICIT, lambda _: None, None)
 
 
 def test_what_groups_committed_is_withdrawn_where_every_broker_names_the_new_topic(
@@ -147,3 +173,118 @@ def test_nothing_is_withdrawn_because_one_broker_names_another_topic(
     with pytest.raises(UnreachableError) as caught:
         world.enrol()
     assert (world.done, caught.value.changed) == ([], False)
+
+
+FIRST = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True, slots=4)
+OLD, NEW = "__kpsplit.slots.orders", "__kpsplit.slots-2.orders"
+
+
+class Groups:
+    """The groups of the cluster: who has something of the former slots, look by look; then nobody."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: str) -> None:
+        self.looks, self.asked, self.hidden = [*looks], list[set[str]](), False
+        monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+        monkeypatch.setattr(module, "group_names", self._names)
+        monkeypatch.setattr(module, "readers_without_commit", self._readers)
+
+    def _names(self, *_: Any) -> list[str]:
+        if self.hidden:
+            raise UnreachableError("groups may be hidden")
+        return []
+
+    def _readers(self, _admin: Any, _none: Any, topics: set[str], _deadline: Any) -> list[str]:
+        self.asked.append(topics)
+        return [self.looks.pop(0)] if self.looks else []
+
+
+def recorded(world: World, enrolment: Enrolment) -> Enrolment:
+    world.tail.view.enrolments["orders"] = enrolment
+    return enrolment
+
+
+def test_another_number_of_slots_is_recorded_settled_and_the_former_ones_removed_when_nobody_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, groups, done = World(Tail(lease_ms=1)), Groups(monkeypatch, "g", "g"), list[str]()
+    world.steps = lambda step: done.append(step.name)
+    found = world.enrol(60.0, recorded(world, FIRST), 16)
+    begun = replace(FIRST, settled=False, slots=16, generation=2, former_slots=4)
+    settled = replace(begun, settled=True)
+    assert world.written == [begun, settled, found] and found == replace(settled, former_slots=None)
+    assert world.ensured == [SlotDivision(OLD, 4), SlotDivision(NEW, 16)] and world.deleted == [OLD]
+    assert groups.asked == [{OLD}] * 3
+    assert done == ["Change", "Settle", "Settled", "Release", "DeleteSlots", "Changed"]
+
+
+@pytest.mark.parametrize("asked", [None, 4])
+def test_the_same_number_of_slots_changes_nothing(monkeypatch: pytest.MonkeyPatch, asked: int | None) -> None:
+    world, groups = World(Tail(lease_ms=1)), Groups(monkeypatch)
+    assert world.enrol(60.0, recorded(world, FIRST), asked) == FIRST
+    assert (world.written, world.deleted, groups.asked) == ([], [], [])
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("asked", [None, 16])
+def test_a_change_that_was_broken_off_is_finished(
+    monkeypatch: pytest.MonkeyPatch, settled: bool, asked: int | None
+) -> None:
+    world, groups = World(Tail(lease_ms=1)), Groups(monkeypatch)
+    begun = replace(FIRST, settled=settled, slots=16, generation=2, former_slots=4)
+    finished = replace(begun, settled=True, former_slots=None)
+    assert world.enrol(60.0, recorded(world, begun), asked) == finished
+    assert world.written == [replace(begun, settled=True), finished][settled:]
+    assert (world.deleted, len(groups.asked)) == ([OLD], 1)
+
+
+def test_a_change_is_refused_while_the_one_before_is_not_finished() -> None:
+    begun = replace(FIRST, slots=16, generation=2, former_slots=4)
+    with pytest.raises(ConflictError, match="being changed from 4 to 16") as caught:
+        changed(begun, 8)
+    assert "run: kpsplit enroll orders" in (caught.value.hint or "")
+    assert changed(begun, 16) is None and changed(None, 8) is None and changed(FIRST, None) is None
+
+
+@pytest.mark.parametrize("wrong", [0, 65])
+def test_a_number_of_slots_out_of_bounds_is_refused(wrong: int) -> None:
+    with pytest.raises(UsageError, match="1 to 64"):
+        changed(FIRST, wrong)
+
+
+def test_a_change_that_cannot_be_finished_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that are hidden, groups that keep state by the slots, or no time for a lease."""
+    world, groups = World(Tail(lease_ms=1)), Groups(monkeypatch)
+    recorded(world, FIRST)
+    world.names = ("__kpsplit.changelog.g.orders", "__kpsplit.changelog.g.payments", "orders")
+    with pytest.raises(CheckFailedError, match="by its 4 slots: __kpsplit.changelog.g.orders;"):
+        world.enrol(60.0, FIRST, 16)
+    groups.hidden = True
+    with pytest.raises(UnreachableError, match="hidden"):
+        world.enrol(60.0, FIRST, 16)
+    groups.hidden, world.names = False, ()
+    world.tail.view.settings = Settings(60_000)
+    with pytest.raises(DeadlineExceededError, match="takes a lease") as caught:
+        world.enrol(60.0, FIRST, 16)
+    assert (world.written, world.slots_topics, caught.value.changed) == ([], 0, False)
+
+
+def test_former_slots_that_are_not_released_in_time_stay_and_the_error_says_who_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch, *["busy"] * 1_000_000)
+    with pytest.raises(DeadlineExceededError, match=f"group busy to release the slots of {OLD}") as caught:
+        world.enrol(0.5, recorded(world, FIRST), 16)
+    assert caught.value.changed and "kpsplit enroll orders" in (caught.value.hint or "")
+    assert world.deleted == [] and world.written[-1].former_slots == 4
+
+
+def test_a_change_that_another_operator_has_made_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    recorded(world, replace(FIRST, slots=8, generation=2))
+    with pytest.raises(ConflictError, match="by another process"):
+        world.enrol(60.0, FIRST, 16)
+    assert (world.written, world.deleted) == ([], [])

@@ -14,6 +14,7 @@ from kpsplit.control import seeking, status
 from kpsplit.control.seeking import Seek, Seeker, SeekTarget, Whence, cursor_at
 from kpsplit.control.status import Basis, Remaining, group_drains, owners, progress_of
 from kpsplit.errors import ConflictError, DeadlineExceededError
+from kpsplit.kafka import groups
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView
@@ -151,11 +152,13 @@ def test_a_seek_is_refused_while_a_member_has_a_slot_to_release(monkeypatch: pyt
         asked.append(kept)
         return between if kept else replace(between, kept=frozenset())
 
-    monkeypatch.setattr(seeking, "describe_members", described)
+    monkeypatch.setattr(groups, "describe_members", described)
     seeker: Any = object.__new__(Seeker)
-    seeker._admin = None
+    view = ControlView()
+    view.enrolments["orders"] = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True, slots=4)
+    seeker._admin, seeker._session = None, SimpleNamespace(read=lambda _: view)
     with pytest.raises(ConflictError, match="group g has active members on orders"):
-        seeker._refuse_active("g", "orders", changed=False)
+        seeker._refuse_active("g", "orders", Deadline(10), changed=False)
     assert asked == [True]
 
 

@@ -11,10 +11,12 @@ from kpsplit.control import own_topics as module
 from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import AuthorizationError
 from kpsplit.splitter.key_range import unread_text, without_slots
+from kpsplit.splitter.records.control import SlotDivision
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import SLOTS, TOPIC, Topics, World
 
 NAME = slots_topic("orders")
+DIVISION = SlotDivision(NAME, 2)
 
 
 class Scene:
@@ -28,7 +30,7 @@ class Scene:
 
     def turns(self, count: int = 3) -> list[Any]:
         """Several turns at the same time."""
-        return [error for _ in range(count) for error in self.growing.turn({"orders": 2})]
+        return [error for _ in range(count) for error in self.growing.turn({"orders": DIVISION})]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_a_topic_that_cannot_be_looked_at_keeps_no_other_from_growing(
 ) -> None:
     scene = Scene(monkeypatch, 3, 2)
     for _ in range(3):
-        assert scene.growing.turn({"missing": 2, "orders": 2}) == []
+        assert scene.growing.turn({"missing": SlotDivision("no.such", 2), "orders": DIVISION}) == []
     assert scene.topics.added == [(NAME, 6)]
 
 

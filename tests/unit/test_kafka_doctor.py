@@ -156,6 +156,19 @@ def with_slots(findings: Findings, slots: int, partitions: int | None) -> Findin
     return replace(findings, counts=counts)
 
 
+def with_topic(findings: Findings, name: str, partitions: int) -> Findings:
+    return replace(findings, counts={**findings.counts, name: partitions})
+
+
+def in_change(findings: Findings) -> Findings:
+    """The same while its four slots become two."""
+    known = findings.view.enrolments["orders"]
+    change = replace(known, slots=2, generation=2, former_slots=4)
+    findings.view.enrolments["orders"] = change
+    counts = {"__kpsplit.slots.orders": 24, "__kpsplit.slots-2.orders": 12}
+    return replace(findings, counts={**findings.counts, **counts})
+
+
 def with_garbage() -> Findings:
     findings = found()
     findings.view.fold(b"garbage", b"x")
@@ -290,6 +303,16 @@ CASES = {
         with_slots(found(), slots=2, partitions=None),
         "partitions",
         "no group reads partitions 0 to 5 of topic orders: they have no slots",
+    ),
+    "slots that are being changed": (
+        in_change(found()),
+        "enrolments",
+        "the slots of orders are being changed from 4 to 2; __kpsplit.slots.orders is not removed",
+    ),
+    "slots of a change that never began": (
+        with_topic(with_slots(found(), slots=2, partitions=12), "__kpsplit.slots-2.orders", 6),
+        "enrolments",
+        "__kpsplit.slots-2.orders is left over from a change of the slots of orders",
     ),
     "stranger": (
         replace(found(), counts={"orders": 6, "orders.split-brain": 2, "other.split-1-1": 2}),

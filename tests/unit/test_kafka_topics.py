@@ -175,7 +175,8 @@ def test_a_group_has_read_what_its_ordinary_offsets_and_its_range_commits_both_s
         "ordinary only": {phantom(2): 5},
         "began": {PhysicalPartition(slots_topic(PARENT.topic), 0): 0},
     }
-    found = proven_positions(ordinary, fold, state)
+    enrolment = Enrolment(PARENT.topic, "id", Partitioner.EXPLICIT, settled=True, slots=2)
+    found = proven_positions(ordinary, fold, state, enrolment)
     assert found["lagging"][phantom(2)] == 3 and found["plain"] == {PARENT: 700}
     assert found["honest"] == found["forgotten"] == found["elsewhere"] == drained
     assert found["ordinary only"] == {phantom(2): 5}

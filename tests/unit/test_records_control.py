@@ -28,6 +28,7 @@ from kpsplit.splitter.records.control import (
     Enrolment,
     Partitioner,
     Settings,
+    SlotDivision,
     decode_enrolment,
     decode_settings,
     decode_state,
@@ -61,8 +62,8 @@ def test_a_state_is_read_back_as_it_was_written(name: str) -> None:
 def test_encoding_is_canonical() -> None:
     data = encode_enrolment(Enrolment("orders", "id", Partitioner.EXPLICIT, True))
     assert (
-        data
-        == b'{"partitioner":"explicit","settled":true,"slots":null,"topic":"orders","topic_id":"id","v":2}'
+        data == b'{"former_slots":null,"generation":1,"partitioner":"explicit","settled":true,"slots":null,'
+        b'"topic":"orders","topic_id":"id","v":3}'
     )
     assert encode_settings(Settings(5000)) == b'{"lease_ms":5000,"v":1}'
 
@@ -74,6 +75,34 @@ def test_an_enrolment_is_read_back_as_it_was_written(
 ) -> None:
     enrolment = Enrolment("orders", "id", partitioner, settled, slots)
     assert decode_enrolment(encode_enrolment(enrolment)) == enrolment
+
+
+CHANGED = Enrolment("orders", "id", Partitioner.EXPLICIT, True, 8, 2, 4)
+
+
+def test_an_enrolment_names_the_topics_of_its_slots() -> None:
+    former, present = SlotDivision("__kpsplit.slots.orders", 4), SlotDivision("__kpsplit.slots-2.orders", 8)
+    assert (CHANGED.former, CHANGED.divisions) == (former, (former, present))
+    assert replace(CHANGED, former_slots=None).divisions == (present,)
+    assert replace(CHANGED, former_slots=None, slots=None).divisions == ()
+    assert former.places(2) == tuple(PhysicalPartition(former.topic, number) for number in (8, 9, 10, 11))
+    assert decode_enrolment(encode_enrolment(CHANGED)) == CHANGED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(CHANGED, generation=0),
+        replace(CHANGED, generation=10_000),
+        replace(CHANGED, generation=1),
+        replace(CHANGED, slots=None),
+        replace(CHANGED, former_slots=8),
+        replace(CHANGED, former_slots=65),
+    ],
+)
+def test_former_slots_that_nobody_can_have_had_are_neither_written_nor_read(wrong: Enrolment) -> None:
+    with pytest.raises(RecordError):
+        encode_enrolment(wrong)
 
 
 @pytest.mark.parametrize("lease_ms", [99, 600_001, -1])

@@ -79,7 +79,7 @@ class Admin:
 
 def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
     runner = Runner(times=1)
-    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), lambda _: None)
+    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), None, lambda _: None)
     with pytest.raises(DeadlineExceededError) as caught:
         retirement.run(force=False, deadline=Deadline(10))
     assert len(runner.retired) == 1
@@ -92,7 +92,7 @@ def test_a_retirement_that_is_recorded_is_a_change_though_nothing_was_deleted(
     runner = Runner(times=1)
     facts = TopicFacts("", "id", (PartitionFacts(0, (0,), (0,)),) * 2)
     admin = SimpleNamespace(certain=lambda names, _: dict.fromkeys(names, facts))
-    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None)
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), None, lambda _: None)
     subtopics = SimpleNamespace(check_rights=lambda *_: None, is_empty=lambda _: True, delete_empty=kept_back)
     monkeypatch.setattr(retirement, "_subtopics", subtopics)
     with pytest.raises(DeadlineExceededError) as caught:
@@ -107,7 +107,7 @@ def kept_back(name: str, _deadline: Any) -> bool:
 
 def test_all_that_is_left_over_is_retired() -> None:
     runner, admin = Runner(times=2), Admin()
-    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None)
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), None, lambda _: None)
     assert retirement.run(force=False, deadline=Deadline(10)) == list(NAMES)
     assert admin.asked == [list(NAMES)]  # certainty takes 10 s: for each one by itself no operation had time
 
@@ -131,7 +131,7 @@ class Scene:
         self.seen: list[list[Undrained]] = []  # at each look; after them nobody has anything to read
         monkeypatch.setattr(Retirement, "_undrained", lambda *_: self.seen.pop(0) if self.seen else [])
         self.retirement = Retirement(
-            cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
+            cast(Any, self), cast(Any, self), None, lambda step: self.done.append(step.name)
         )
         monkeypatch.setattr(self.retirement._subtopics, "check_rights", self._check_rights)
 

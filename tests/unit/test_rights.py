@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -62,6 +64,15 @@ def test_a_consumer_that_keeps_state_may_make_and_write_its_changelog() -> None:
     more = set(keeping) - set(plain)
     assert {r.name for r in more} == {"__kpsplit.changelog.g.orders"}
     assert {Operation.CREATE, Operation.ALTER} <= {r.operation for r in more}
+
+
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.CONSUMER, Role.VERIFIER])
+def test_the_rights_on_the_slots_are_those_on_one_number_of_them(role: Role) -> None:
+    first, second = (
+        {r for r in rights_for(role, "orders", group="g", generation=g) if ".slots" in r.name} for g in (1, 2)
+    )
+    assert {r.name for r in first} == {"__kpsplit.slots.orders"}
+    assert {replace(r, name="__kpsplit.slots-2.orders") for r in first} == second
 
 
 def test_a_consumer_needs_a_group() -> None:

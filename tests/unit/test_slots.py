@@ -17,6 +17,14 @@ from kpsplit.splitter.key_range import (
     slot_range,
     union_of_adjacent,
 )
+from kpsplit.splitter.records.keys import (
+    MOST_GENERATIONS,
+    changelog_topic,
+    is_changelog_of,
+    is_topic_name,
+    slots_generation,
+    slots_topic,
+)
 
 
 @pytest.mark.parametrize("slots", range(1, MAX_SLOTS + 1))
@@ -49,3 +57,41 @@ def test_numbers_out_of_bounds_are_refused() -> None:
     with pytest.raises(UsageError):
         slot_range(4, 4)
     assert slot_index(KEY_SPACE - 1, 7) == 6
+
+
+TOPICS = ("orders", "2.orders", "-2.orders", "slots", "t" * 230, "t" * 249, "t" * 248 + "u")
+
+
+def test_each_number_of_slots_of_each_topic_has_a_slots_topic_of_its_own() -> None:
+    names = {(t, g): slots_topic(t, g) for t in TOPICS for g in (1, 2, 3, 10, MOST_GENERATIONS)}
+    assert all(is_topic_name(name) for name in names.values())
+    assert len(set(names.values())) == len(names)
+    assert (names["orders", 1], names["orders", 10]) == (
+        "__kpsplit.slots.orders",
+        "__kpsplit.slots-10.orders",
+    )
+    for (topic, generation), name in names.items():
+        assert {t: slots_generation(name, t) for t in TOPICS} == dict.fromkeys(TOPICS) | {topic: generation}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders",
+        "__kpsplit.slots",
+        "__kpsplit.slots-0.orders",
+        "__kpsplit.slots-1.orders",
+        "__kpsplit.slots-02.orders",
+    ],
+)
+def test_no_other_topic_is_taken_for_a_slots_topic(name: str) -> None:
+    assert slots_generation(name, "orders") is None
+
+
+@pytest.mark.parametrize("group", ["g", "g.h", "g/h", "g" * 121])
+def test_a_changelog_is_known_by_its_name_whatever_the_group(group: str) -> None:
+    for topic in TOPICS:
+        name = changelog_topic(group, topic)
+        assert [t for t in TOPICS if is_changelog_of(name, t)] == [topic]
+    assert not is_changelog_of(changelog_topic("g", "a.orders"), "orders")
+    assert not is_changelog_of("orders", "orders")

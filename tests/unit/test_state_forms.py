@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.consumer.state.changelog import HEADER, check_record, headers_for
-from kpsplit.consumer.state.slots import SlotId, changelog_topic
+from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import successor
 from kpsplit.errors import CheckFailedError, FutureVersionError, RecordError, UsageError
-from kpsplit.splitter.records.keys import is_topic_name
+from kpsplit.splitter.records.keys import changelog_topic, is_topic_name
 
 SLOT = SlotId("orders", 3, 2, 4)
 

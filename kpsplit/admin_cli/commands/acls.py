@@ -11,7 +11,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import PRINTABLE, TOPIC
-from kpsplit.splitter.records.keys import OWN_IDS
+from kpsplit.splitter.records.keys import MOST_GENERATIONS, OWN_IDS, changelog_topic
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 )
 @click.option("--takeover", is_flag=True, help="Let the producer roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
+@click.option(
+    "--generation",
+    type=click.IntRange(1, MOST_GENERATIONS),
+    metavar="G",
+    default=1,
+    show_default=True,
+    help="Which number of slots of those that the topic has had; each has a topic of its own. kpsplit status "
+    "TOPIC/P shows it. Before a change of the number give the rights of the next one too.",
+)
 def command(
     call: Call,
     topic: str,
@@ -48,6 +57,7 @@ def command(
     transactional_id: str | None,
     takeover: bool,
     state: bool,
+    generation: int,
 ) -> None:
     """Print the least rights that a client of a topic needs.
 
@@ -71,7 +81,8 @@ def command(
         group=group,
         transactional_id=transactional_id,
         takeover=takeover,
-        changelog=_changelog(group, topic) if state and group is not None else None,
+        changelog=changelog_topic(group, topic) if state and group is not None else None,
+        generation=generation,
     )
     servers = call.given.bootstrap_server or "HOST:PORT"
     data = {"principal": principal, "role": role, "topic": topic, "rights": [_json(r) for r in rights]}
@@ -96,12 +107,6 @@ def _refuse_what_does_not_apply(role: Role, given: Collection[str]) -> None:
     for name in sorted(given):
         if role not in _APPLIES[name]:
             raise click.UsageError(f"--{name} does not apply to {role.value}s")
-
-
-def _changelog(group: str, topic: str) -> str:
-    from kpsplit.consumer.state.slots import changelog_topic
-
-    return changelog_topic(group, topic)
 
 
 def tool_lines(rights: Iterable[Right], principal: str, servers: str) -> Iterator[str]:

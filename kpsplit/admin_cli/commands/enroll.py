@@ -25,8 +25,9 @@ from kpsplit.splitter.records.control import Partitioner
     "--slots",
     type=click.IntRange(1, MAX_SLOTS),
     metavar="N",
-    help="Number of key ranges per partition that the members of a consumer group share. Cannot be changed "
-    "later.  [default: a power of two, about 256 in the whole topic]",
+    help="Number of key ranges per partition that the members of a consumer group share. Another number than "
+    "the topic has is a change: groups go over to it while they run.  [default: what the topic has, else a "
+    "power of two, about 256 in the whole topic]",
 )
 def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None:
     """Make a topic's partitions splittable.
@@ -34,6 +35,11 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
     Producers that use kpsplit begin to stamp their records, and consumer groups that use it share partitions
     by key range. Nothing else changes. Waits for one lease. Run it again to add what is missing, for example
     the slots of new partitions.
+
+    A change of the number of slots waits for one lease, and then until no group has a member on the former
+    slots. That takes the right to describe every group. If it is broken off, groups go on; run it again
+    without --slots to finish it. State stores keep the number that they began with: it is refused while a
+    group has a changelog of the topic.
     """
     from kpsplit.admin_cli.render.console import StepProgress, stderr
 
@@ -45,6 +51,7 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
         "partitioner": enrolment.partitioner.value,
         "settled": enrolment.settled,
         "slots": enrolment.slots,
+        "generation": enrolment.generation,
     }
     text = f"{enrolment.topic} is enrolled (partitioner {enrolment.partitioner}, {enrolment.slots} slots)"
     call.show(data, lambda console: console.print(text))

@@ -68,7 +68,7 @@ def _overview(statuses: Sequence[PartitionStatus]) -> Table:
             str(state.epoch),
             str(len(state.lineage.open_segments())),
             str(len(status.writers)),
-            Text("; ".join(part for part in (_unread(status), _operation(status)) if part)),
+            Text("; ".join(part for part in (_to_enroll(status), _operation(status)) if part)),
         )
     return table
 
@@ -80,10 +80,11 @@ def _details(status: PartitionStatus, drains: Drains) -> RenderableType:
     head.append(state.phase, style=_PHASE_STYLE[state.phase])
     head.append(f", epoch {state.epoch}, partitioner {status.enrolment.partitioner}", style="not bold")
     if status.enrolment.slots is not None:
-        head.append(f", {many(status.enrolment.slots, 'slot')}", style="not bold")
+        slots, generation = many(status.enrolment.slots, "slot"), status.enrolment.generation
+        head.append(f", {slots} (generation {generation})", style="not bold")
     lines: list[RenderableType] = [head]
-    if status.unread:
-        lines.append(indented(Text(_unread(status), style="yellow")))
+    if trouble := _to_enroll(status):
+        lines.append(indented(Text(trouble, style="yellow")))
     operation = _operation(status)
     if operation:
         style = "dim" if state.phase is Phase.STEADY else "yellow"
@@ -149,9 +150,12 @@ def _shown(status: PartitionStatus) -> list[Segment]:
     return [*lineage.open_segments(), *lineage.open_overflows()]
 
 
-def _unread(status: PartitionStatus) -> str:
-    topic = status.state.parent.topic
-    return f"no group reads it: it has no slots; run: kpsplit enroll {topic}" if status.unread else ""
+def _to_enroll(status: PartitionStatus) -> str:
+    """Return what the enrolment lacks."""
+    known, again = status.enrolment, f"run: kpsplit enroll {status.enrolment.topic}"
+    if status.unread:
+        return f"no group reads it: it has no slots; {again}"
+    return "" if known.former is None else f"{known.change_text}; {again}"
 
 
 def _operation(status: PartitionStatus) -> str:
@@ -198,6 +202,8 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "phase": state.phase.value,
         "partitioner": status.enrolment.partitioner.value,
         "slots": status.enrolment.slots,
+        "generation": status.enrolment.generation,
+        "former_slots": status.enrolment.former_slots,
         "without_slots": status.unread,
         "frozen_reason": state.frozen_reason,
         "attempt": None if state.attempt is None else attempt_to_json(state.attempt),

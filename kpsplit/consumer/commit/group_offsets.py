@@ -30,7 +30,14 @@ from kpsplit.consumer.commit.writes import (
     plain_offsets,
     writes,
 )
-from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
+from kpsplit.consumer.slots.assigned import (
+    Found,
+    NoOffsetError,
+    SlotStart,
+    StartError,
+    StartRequest,
+    StillOwnedError,
+)
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import Absence, ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
@@ -60,28 +67,6 @@ LOG_SECONDS = 3.0
 UNDECIDED_SECONDS = 45.0
 """A dead owner's open transaction is aborted by the broker within about 20 s."""
 
-
-class NoOffsetError(Exception):
-    """A partition has no committed offset, and ``auto.offset.reset`` is ``error``."""
-
-    def __init__(self, parent: PhysicalPartition) -> None:
-        super().__init__(str(parent))
-        self.parent = parent
-
-
-class StillOwnedError(DeadlineExceededError):
-    """A member of the group may still work on the partition as a whole: its slots are not started yet."""
-
-    def __init__(self, parent: PhysicalPartition) -> None:
-        super().__init__(
-            f"the slots of {parent} wait: the group rebalances, or a member of it has the partition itself",
-            hint="all members of a group that reads an enrolled topic must use kpsplit",
-        )
-
-
-StartError = KpsplitError | NoOffsetError
-Found = SlotStart | StartError
-"""What is found for a slot: where it starts, or why that is not known now."""
 
 Pieces = list[tuple[KeyRange, Cursor | None]]
 """What tiles a range, each piece with its cursor; None: the group has no commit of it."""
@@ -125,7 +110,7 @@ class GroupOffsets:
             self._output_writer.open(Deadline(OPEN_SECONDS))
         failed = self._not_read({w.lineage.parent for w in wanted if not w.mode.plain})
         # Before ordinary offsets are read: a member that still works on a partition commits them.
-        failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
+        failed |= self._worked_on([w for w in wanted if w.lineage.parent not in failed])
         read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
         bare = {w.lineage.parent: w for w, pieces in read if _lacks_commit(pieces)}
         fresh = self._fresh(bare.values())
@@ -144,23 +129,29 @@ class GroupOffsets:
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
 
-    def _worked_on(self, shared: Collection[StartRequest]) -> dict[PhysicalPartition, KpsplitError]:
-        """Return the partitions that some member may still read, or work on, as a whole.
+    def _worked_on(self, wanted: Collection[StartRequest]) -> dict[PhysicalPartition, KpsplitError]:
+        """Return the partitions that some member may still read, or work on, by a predecessor of a slot.
 
-        A member that owns the partition itself releases it when the record in hand is processed. Until then
-        the coordinator names it as the owner, or as one that has something to release (``nobody_on``). Once a
-        range of the partition was committed, some member has asked this before and found no owner, and no
-        member begins to read it as a whole any more.
+        A member that owns one releases it when the record in hand is processed. Until then the coordinator
+        names it as the owner, or as one that has something to release (``nobody_on``). Once a range of the
+        partition was committed, some member has asked this before and found no owner of the partition itself,
+        and no member begins to read it as a whole any more.
         """
-        lineages = {w.lineage.parent: w.lineage for w in shared}
-        never = [p for p, lineage in lineages.items() if not self._has_commits(lineage)]
-        if not never:
+        asked = {w.lineage.parent: before for w in wanted if w.predecessors and (before := self._before(w))}
+        if not asked:
             return {}
         try:
             members = self.members(kept=True)
         except KpsplitError as error:
-            return dict.fromkeys(never, error)
-        return {p: StillOwnedError(p) for p in never if not members.nobody_on(p)}
+            return dict.fromkeys(asked, error)
+        free = {p for p, places in asked.items() if all(members.nobody_on(place) for place in places)}
+        # Until then a member that has released former slots may have committed ranges.
+        return {p: StillOwnedError(p) for p in asked if p not in free} | self._not_read(free)
+
+    def _before(self, wanted: StartRequest) -> frozenset[PhysicalPartition]:
+        """Return the predecessors of a slot that members may still have."""
+        gone = {wanted.lineage.parent} if self._has_commits(wanted.lineage) else set()
+        return wanted.predecessors - gone
 
     def _has_commits(self, lineage: Lineage) -> bool:
         """Return whether the group has committed any range of a partition."""

@@ -91,6 +91,21 @@ class GroupConsumer:
         with suppress(KafkaException):
             self._consumer.list_topics(timeout=LOOK_SECONDS)
 
+    def knows(self, topics: Collection[str]) -> bool:
+        """Return whether the client knows topics that it is to change to; it looks at those that are new.
+
+        Otherwise it takes what it has for lost as soon as it knows them (librdkafka 2.16), and does not join
+        again: the coordinator would name this member for slots that it has let go, without end.
+        """
+        return all(self._sees(topic) for topic in topics if topic not in self._topics)
+
+    def _sees(self, topic: str) -> bool:
+        try:
+            found = self._consumer.list_topics(topic, timeout=LOOK_SECONDS).topics.get(topic)
+        except KafkaException:
+            return False
+        return found is not None and found.error is None
+
     def metadata(self) -> Any:
         """Return this member's identity and generation in the group: what fences commits.
 

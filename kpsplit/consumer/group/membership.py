@@ -34,13 +34,14 @@ from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, resolve, subtopics
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import slots_topic
 
 log = logging.getLogger(__name__)
 
 COMMIT_TRIES = 3
 COMMIT_REST_SECONDS = 0.25
 """Between tries to commit what is handed over; none begins where there might not be time for it."""
+LEARN_SECONDS = 5.0
+"""So long the client may take to learn of topics."""
 LAST_COMMIT_SECONDS = 5.0
 """How long a member that gives up tries to commit what it has processed."""
 
@@ -156,6 +157,19 @@ class Membership:
         self._subscribed.update({s.group_topic: s for s in topics})
         self._joined = True
         self._group.subscribe([s.group_topic for s in topics], self)
+
+    def hand_over_all_but(self, topics: frozenset[str]) -> bool:
+        """Hand over the slots that other topics stand for, before the subscription changes; were there any?
+
+        When it has changed, librdkafka takes them away in the middle of a join as well, and learns of no
+        generation meanwhile: their commit would be refused.
+        """
+        leaving = [h for h in self._slots if h.place.topic not in topics and not h.by_hand]
+        self.hand_over(leaving)
+        return bool(leaving)
+
+    def knows(self, topics: frozenset[str]) -> bool:
+        return self._group.knows(topics)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -356,7 +370,9 @@ class Subscribing:
         self.topics = topics
         self._events = events
         self._wanted: tuple[str, ...] | None = None
+        self._shared: Sequence[Subscribed] = ()
         self._leaving = False
+        self._unknown_since: float | None = None
         self.by_hand = False
         """Partitions were assigned by hand: there is no group."""
 
@@ -394,17 +410,31 @@ class Subscribing:
         if not metadata.ready or (listed := self._listed(self._wanted)) is None:
             return
         names = resolve(self._wanted, listed, subtopics(metadata.view.states.values()))
-        topics = [metadata.subscribed(name) for name in sorted(names)]
+        topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]
         self._membership.follow_modes(topics)
         self._follow_growth(topics)
         wanted = frozenset(t.group_topic for t in topics)
-        if wanted != self._membership.topics:
+        if wanted != self._membership.topics and not self._membership.hand_over_all_but(wanted):
             self._leaving = False
-            self._membership.subscribe(topics)
+            if self._may_change(wanted):
+                self._membership.subscribe(topics)
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""
-        self._events.tell(_explained(error, self._settings, self._wanted or ()))
+        self._events.tell(_explained(error, self._settings, self._shared))
+
+    def _may_change(self, wanted: frozenset[str]) -> bool:
+        """Return whether the client knows these topics, so that the group's may be changed to them.
+
+        Where it cannot (a right is missing) the group is left: who joins anew hears what is wrong.
+        """
+        since, self._unknown_since = self._unknown_since, None
+        if not self._membership.topics or self._membership.knows(wanted):
+            return bool(self._membership.topics) or self._membership.out(by_hand=False)
+        self._unknown_since = since or monotonic()
+        if monotonic() >= self._unknown_since + LEARN_SECONDS:
+            self._membership.leave_group()
+        return False
 
     def _leave_for_now(self) -> None:
         if self._membership.leave_group():
@@ -415,7 +445,7 @@ class Subscribing:
 
     def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
         """Have slots added where topics have grown; report partitions that cannot be read."""
-        for error in self.topics.add_slots({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
+        for error in self.topics.add_slots({t.topic: t.division for t in topics if t.mode is Mode.SLOTS}):
             log.warning("kpsplit: %s", error)
             self._events.warn(kafka_error(error))
 
@@ -426,7 +456,7 @@ class Subscribing:
         return self.topics.listed()
 
 
-def _explained(error: KafkaError, settings: ConsumerSettings, wanted: Sequence[str]) -> KafkaError:
+def _explained(error: KafkaError, settings: ConsumerSettings, topics: Sequence[Subscribed]) -> KafkaError:
     code, text = error.code(), error.str()
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
         return KafkaError(
@@ -443,11 +473,11 @@ def _explained(error: KafkaError, settings: ConsumerSettings, wanted: Sequence[s
             "unless changed), or none",
             fatal=error.fatal(),
         )
-    for topic in wanted:
-        slots = slots_topic(topic)
-        if slots in text:
-            hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic}"
-            return KafkaError(code, f"{text}; the slots of topic {topic} cannot be seen: {hint}")
+    for topic in topics:
+        slots = topic.group_topic
+        if topic.mode is Mode.SLOTS and slots in text:
+            hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic.topic}"
+            return KafkaError(code, f"{text}; the slots of topic {topic.topic} cannot be seen: {hint}")
     return error
 
 

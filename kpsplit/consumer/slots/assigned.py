@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Literal
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
+from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
@@ -33,7 +34,8 @@ AssignedOffset = Cursor | Literal["earliest"]
 class StartRequest:
     """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
 
-    ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
+    ``predecessors``: by what members may have read its records until now: the partition as a whole, and
+    slots of the partition by another number. ``reset``: its
     committed offset is of no use, it begins at ``auto.offset.reset``. ``retired``: the sub-topics that are
     deleted by the control topic.
     """
@@ -42,7 +44,7 @@ class StartRequest:
     mode: Mode
     range: KeyRange
     given: AssignedOffset | None = None
-    shared: bool = False
+    predecessors: frozenset[PhysicalPartition] = frozenset()
     reset: bool = False
     retired: frozenset[str] = frozenset()
 
@@ -57,6 +59,30 @@ class SlotStart:
     pieces: tuple[Cursor, ...]
     stale: bool = False
     committed: bool = False
+
+
+class NoOffsetError(Exception):
+    """A partition has no committed offset, and ``auto.offset.reset`` is ``error``."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(str(parent))
+        self.parent = parent
+
+
+class StillOwnedError(DeadlineExceededError):
+    """A member of the group may still work on the partition otherwise: its slots are not started yet."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(
+            f"the slots of {parent} wait: the group rebalances, or a member of it has the partition itself "
+            "or its former slots",
+            hint="all members of a group that reads an enrolled topic must use kpsplit",
+        )
+
+
+StartError = KpsplitError | NoOffsetError
+Found = SlotStart | StartError
+"""What is found for a slot: where it starts, or why that is not known now."""
 
 
 class SlotStage(StrEnum):
@@ -165,7 +191,7 @@ class AssignedSlot:
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether other members may have read its partition as a whole."""
+        """Whether other members may have read its records otherwise than by this slot."""
         return self.mode is Mode.SLOTS and not self.by_hand
 
     @property

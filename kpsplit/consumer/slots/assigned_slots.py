@@ -246,8 +246,7 @@ class AssignedSlots:
     def must_be_held(self, assigned: AssignedSlot) -> bool:
         """Return whether nothing more of a slot may be handed out: its topic is shared in another way now.
 
-        Not where the view is only old: no first owner of a key range begins while this member has the
-        partition.
+        Not where the view is only old: nobody begins a range of the partition while this member has it.
         """
         if assigned.mode is Mode.SLOTS or assigned.by_hand:
             return False
@@ -256,10 +255,11 @@ class AssignedSlots:
     def may_begin(self, assigned: AssignedSlot) -> bool:
         """Return whether a slot may be handed out that was not until now.
 
-        A partition as a whole only by a fresh view: slots of the topic may have owners already.
+        Only by a fresh view: slots of the topic, or slots by another number, may have owners already.
         """
-        fresh = not assigned.mode.plain or assigned.by_hand or self.metadata.fresh()
-        return fresh and not self.must_be_held(assigned)
+        now = self.metadata.subscribed(assigned.parent.topic)
+        same = now.begins and (now.mode, now.group_topic) == (assigned.mode, assigned.place.topic)
+        return assigned.by_hand or (self.metadata.fresh() and same)
 
     def begin(self, assigned: AssignedSlot) -> None:
         """Read a slot from its start, if it may be handed out still: restoring its state may take long."""

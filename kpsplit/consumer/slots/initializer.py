@@ -2,7 +2,8 @@
 
 A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
 enrolment is seen, nothing more of it is handed out; what was processed is committed. A member whose view is
-old reads on what it reads: the first owner of a slot waits until no member has the partition itself.
+old reads on what it reads: the first owner of a slot waits until no member has the partition itself. Where
+the number of slots changes, its owner waits in the same way until no member has the former ones.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.committer import Committer
-from kpsplit.consumer.commit.group_offsets import (
-    UNDECIDED_SECONDS,
-    Found,
-    GroupOffsets,
-    NoOffsetError,
-    StillOwnedError,
-    reset_error,
-)
+from kpsplit.consumer.commit.group_offsets import UNDECIDED_SECONDS, GroupOffsets, reset_error
 from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error, named
-from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart, StartRequest
+from kpsplit.consumer.slots.assigned import (
+    AssignedSlot,
+    Found,
+    NoOffsetError,
+    SlotStage,
+    SlotStart,
+    StartRequest,
+    StillOwnedError,
+)
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.splitter.group_slots import Mode
@@ -69,7 +71,7 @@ class SlotInitializer:
 
     def _may_be_asked(self, assigned: AssignedSlot) -> bool:
         fresh = not assigned.mode.plain or self._metadata.fresh()
-        return fresh and assigned.mode is not Mode.MOVING
+        return fresh and assigned.mode is not Mode.MOVING and self._slots.may_begin(assigned)
 
     def _reset(self) -> None:
         """Begin partitions anew whose offset is outside their log, once what was read is processed."""
@@ -91,8 +93,9 @@ class SlotInitializer:
     def _request(self, assigned: AssignedSlot) -> StartRequest:
         parent = assigned.parent
         state, given = self._slots.state(parent), self._callbacks.given_start(parent)
-        range_, shared, reset = assigned.slot.range, assigned.may_be_shared, assigned.reset
-        return StartRequest(state.lineage, assigned.mode, range_, given, shared, reset, state.retired())
+        known, range_, reset = self._metadata.subscribed(parent.topic), assigned.slot.range, assigned.reset
+        before = known.predecessors(parent.partition) if assigned.may_be_shared else frozenset()
+        return StartRequest(state.lineage, assigned.mode, range_, given, before, reset, state.retired())
 
     def _take_answer(self) -> None:
         if self._answer is None or not self._answer.done():

@@ -30,7 +30,7 @@ from confluent_kafka.admin import NewPartitions
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.state.slot_state import OwnedState
-from kpsplit.consumer.state.slots import PLACE, SlotId, changelog_topic
+from kpsplit.consumer.state.slots import PLACE, SlotId
 from kpsplit.consumer.state.storage import ChangelogFacts, Writes
 from kpsplit.control.own_topics import (
     CHANGELOG_SEGMENT_BYTES,
@@ -55,7 +55,7 @@ from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate
 from kpsplit.kafka.log_ends import learn_leaders
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, changelog_topic
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ except ``StateCommit.write`` and ``flush``, which come from a thread that may wa
 
 from __future__ import annotations
 
-import hashlib
-import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,15 +25,12 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MAX_SLOTS, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import CHANGELOG_PREFIX, MAX_TOPIC_NAME
 
 MAX_RECORD_BYTES = 900_000
 """Key and value together: below the changelog's ``max.message.bytes`` with all that Kafka adds."""
 
 PLACE = struct.Struct(">IHH")
 """Partition, slots per partition, index: what names a slot within its topic."""
-
-_PLAIN_GROUP = re.compile(r"[a-zA-Z0-9_-]{1,120}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,25 +91,6 @@ class SlotId:
             raise ValueError("not a slot's prefix")
         partition, slots, index = PLACE.unpack(data[2 + length :])
         return cls(data[2 : 2 + length].decode("ascii"), partition, index, slots)
-
-
-def changelog_topic(group: str, topic: str) -> str:
-    """Return the name of a group's changelog for a topic: ``__kpsplit.changelog.<group>.<topic>``.
-
-    A group whose name has a dot, or what no topic's name may have, is written with a hash, so that two
-    pairs of group and topic never share a changelog. A name that gets too long ends in a hash.
-    """
-    name = group
-    if not _PLAIN_GROUP.fullmatch(group):
-        name = f"{re.sub(r'[^a-zA-Z0-9_-]', '_', group)[:100]}-{_digest(group)}"
-    whole = f"{CHANGELOG_PREFIX}{name}.{topic}"
-    if len(whole) <= MAX_TOPIC_NAME:
-        return whole
-    return f"{whole[: MAX_TOPIC_NAME - 17]}-{_digest(whole)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class StateCommit(Protocol):

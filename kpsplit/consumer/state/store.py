@@ -27,13 +27,14 @@ from kpsplit.consumer.state.slot_state import (
     WorkAttempt,
     current_work,
 )
-from kpsplit.consumer.state.slots import SlotId, changelog_topic
+from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import slot_index
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import changelog_topic
 
 MAX_PENDING_BYTES = 64 << 20
 KEEP_SECONDS = 7 * 86_400.0

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import RecordError
-from kpsplit.splitter.key_range import KEY_SPACE, MAX_SLOTS, KeyRange, is_row
+from kpsplit.splitter.key_range import KEY_SPACE, MAX_SLOTS, KeyRange, is_row, slot_number
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.partition_state import (
     Attempt,
@@ -21,13 +21,20 @@ from kpsplit.splitter.partition_state import (
     SubTopicState,
     Target,
 )
-from kpsplit.splitter.records.keys import is_topic_name, partition_key, place_field, topic_field
+from kpsplit.splitter.records.keys import (
+    MOST_GENERATIONS,
+    is_topic_name,
+    partition_key,
+    place_field,
+    slots_topic,
+    topic_field,
+)
 from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable, form_of
 
 VERSION = 1
 
-ENROLMENT_VERSION = 2
-"""Version 1 had no ``slots``."""
+ENROLMENT_VERSION = 3
+"""Version 1 had no ``slots``, version 2 only the first number of them."""
 
 DEFAULT_LEASE_MS = 5000
 
@@ -57,11 +64,26 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotDivision:
+    """A number of slots per partition, and the topic whose partitions stand for them."""
+
+    topic: str
+    slots: int
+
+    def places(self, partition: int) -> tuple[PhysicalPartition, ...]:
+        """Return what stands for the slots of a logical partition, in the order of their key ranges."""
+        numbers = (slot_number(partition, index, self.slots) for index in range(self.slots))
+        return tuple(PhysicalPartition(self.topic, number) for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class Enrolment:
     """A topic whose partitions may be split.
 
     ``settled``: one lease has passed since it was recorded. ``slots``: how many key ranges of each partition
-    the members of a group share; fixed from its first record on (None: recorded by an older version).
+    the members of a group share (None: recorded by an older version). ``generation``: which number of slots
+    this is of those that the topic has had. ``former_slots``: the number before it, until the operator has
+    found no member by it and has deleted its slots topic.
     """
 
     topic: str
@@ -69,6 +91,31 @@ class Enrolment:
     partitioner: Partitioner
     settled: bool
     slots: int | None = None
+    generation: int = 1
+    former_slots: int | None = None
+
+    @property
+    def slots_topic(self) -> str:
+        """The topic whose partitions stand for the slots."""
+        return slots_topic(self.topic, self.generation)
+
+    @property
+    def former(self) -> SlotDivision | None:
+        """The slots before these, while members of a group may have them."""
+        if self.former_slots is None:
+            return None
+        return SlotDivision(slots_topic(self.topic, self.generation - 1), self.former_slots)
+
+    @property
+    def change_text(self) -> str:
+        """What is under way if there are ``former`` slots."""
+        return f"the slots of {self.topic} are being changed from {self.former_slots} to {self.slots}"
+
+    @property
+    def divisions(self) -> tuple[SlotDivision, ...]:
+        """The slots by which members may share the topic, the former ones first."""
+        present = None if self.slots is None else SlotDivision(self.slots_topic, self.slots)
+        return tuple(division for division in (self.former, present) if division is not None)
 
 
 def encode_settings(settings: Settings) -> bytes:
@@ -90,14 +137,20 @@ def encode_enrolment(enrolment: Enrolment) -> bytes:
 def decode_enrolment(data: bytes | None) -> Enrolment:
     """Raise RecordError if malformed, FutureVersionError if a newer kpsplit wrote it."""
     fields = decode(data, "enrolment", ENROLMENT_VERSION)
+    changeable = fields.version > 2
     enrolment = Enrolment(
         topic_field(fields, "topic"),
         fields.text("topic_id", 100),
         fields.choice("partitioner", Partitioner),
         fields.boolean("settled"),
         fields.optional_integer("slots", 1, MAX_SLOTS) if fields.version > 1 else None,
+        fields.integer("generation", 1, MOST_GENERATIONS) if changeable else 1,
+        fields.optional_integer("former_slots", 1, MAX_SLOTS) if changeable else None,
     )
     fields.done()
+    first = enrolment.slots is None or enrolment.generation == 1
+    if enrolment.former_slots is not None and (first or enrolment.former_slots == enrolment.slots):
+        fields.fail("former_slots without a change of the number of slots")
     return enrolment
 
 

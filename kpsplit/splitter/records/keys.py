@@ -23,7 +23,9 @@ OWN_TOPICS = (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC)
 STATE_PARTITIONS = 16
 """Of the control topic, for logical partitions. Fixed: a key that moved would have two latest records."""
 CONTROL_PARTITIONS = 1 + STATE_PARTITIONS
-SLOTS_PREFIX = "__kpsplit.slots."
+SLOTS_NAME = "__kpsplit.slots"
+MOST_GENERATIONS = 9999
+"""Of a topic's number of slots: so often it can be changed."""
 CHANGELOG_PREFIX = "__kpsplit.changelog."
 SETTINGS_KEY = b"_cluster"
 
@@ -34,6 +36,8 @@ MAX_PARTITION = (1 << 31) - 1
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})")
+_SLOTS_TOPIC = re.compile(rf"{re.escape(SLOTS_NAME)}(?:-([1-9][0-9]{{0,3}}))?\.")
+_PLAIN_GROUP = re.compile(r"[a-zA-Z0-9_-]{1,120}")
 
 
 def is_topic_name(name: str) -> bool:
@@ -108,17 +112,56 @@ def collides(name: str, other: str) -> bool:
     return name != other and name.replace(".", "_") == other.replace(".", "_")
 
 
-def slots_topic(topic: str) -> str:
-    """Return the name of the slots topic of a topic; one that is too long is shortened with a hash."""
-    if len(SLOTS_PREFIX) + len(topic) <= MAX_TOPIC_NAME:
-        return SLOTS_PREFIX + topic
-    return SLOTS_PREFIX + _shortened(topic, MAX_TOPIC_NAME - len(SLOTS_PREFIX))
+def slots_topic(topic: str, generation: int = 1) -> str:
+    """Return the name of the slots topic of a topic; one that is too long is shortened with a hash.
+
+    Each number of slots that a topic has had has a slots topic of its own, numbered by ``generation``, so a
+    partition of it means the same key range for everybody, always. What stands before the topic's name tells
+    the generation, whatever the topic is called. Who asks for the present one asks the ``Enrolment``.
+    """
+    prefix = f"{SLOTS_NAME}." if generation == 1 else f"{SLOTS_NAME}-{generation}."
+    if len(prefix) + len(topic) <= MAX_TOPIC_NAME:
+        return prefix + topic
+    return prefix + _shortened(topic, MAX_TOPIC_NAME - len(prefix))
+
+
+def slots_generation(name: str, topic: str) -> int | None:
+    """Return which slots topic of a topic has this name, None if none has."""
+    found = _SLOTS_TOPIC.match(name)
+    generation = int(found[1] or 1) if found else 0
+    return generation if generation and name == slots_topic(topic, generation) else None
+
+
+def changelog_topic(group: str, topic: str) -> str:
+    """Return the name of a group's changelog for a topic: ``__kpsplit.changelog.<group>.<topic>``.
+
+    A group whose name has a dot, or what no topic's name may have, is written with a hash, so that two
+    pairs of group and topic never share a changelog. A name that gets too long ends in a hash.
+    """
+    name = group
+    if not _PLAIN_GROUP.fullmatch(group):
+        name = f"{re.sub(r'[^a-zA-Z0-9_-]', '_', group)[:100]}-{_digest(group)}"
+    return _changelog(name, topic)
+
+
+def is_changelog_of(name: str, topic: str) -> bool:
+    """Return whether a group keeps its state of a topic in the topic of this name."""
+    group = name.removeprefix(CHANGELOG_PREFIX).partition(".")[0]
+    return name == _changelog(group, topic)
+
+
+def _changelog(name: str, topic: str) -> str:
+    whole = f"{CHANGELOG_PREFIX}{name}.{topic}"
+    return whole if len(whole) <= MAX_TOPIC_NAME else _shortened(whole, MAX_TOPIC_NAME)
 
 
 def _shortened(topic: str, length: int) -> str:
     """Return the beginning of a topic's name and the hash of the whole, together of a length."""
-    digest = hashlib.sha256(topic.encode("ascii")).hexdigest()[:16]
-    return f"{topic[: length - 17]}-{digest}"
+    return f"{topic[: length - 17]}-{_digest(topic)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 OWN_IDS = "kpsplit."

@@ -1,0 +1,365 @@
+"""Groups whose topic gets another number of slots: random walks through what members and operators decide.
+
+The members are of a classic cooperative group, whose coordinator tells least. Who may begin what is decided
+by the real code. Each guard is needed: without it two members come to work on one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.slots.assigned import AssignedSlot, StartRequest
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots
+from kpsplit.control.own_topics import changed
+from kpsplit.kafka.groups import Members, Owner
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, subscribed
+from kpsplit.splitter.key_range import KeyRange, slot_range
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+
+PARENT = PhysicalPartition("orders", 0)
+LINEAGE = Lineage.unsplit(PARENT)
+LEASE, MARGIN = 6, 1
+NUMBERS = (1, 2, 1, 3, 2, 1, 2)
+FIRST = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True, slots=NUMBERS[0])
+MOST_STEPS = 400
+
+Places = set[PhysicalPartition]
+
+
+class Group(GroupOffsets):
+    """What a member asks for a start: the log has commits of every range, the coordinator is the walk's."""
+
+    def __init__(self, members: Members) -> None:
+        self._answer = members
+
+    def members(self, *, kept: bool = False) -> Members:
+        return self._answer if kept else replace(self._answer, kept=frozenset())
+
+    def _has_commits(self, lineage: Lineage) -> bool:
+        return True
+
+    def _not_read(self, parents: object) -> dict[PhysicalPartition, Any]:
+        return {}
+
+
+@dataclass
+class Member:
+    """A member: its view of the control topic, and its slots. It is its own ``Metadata``."""
+
+    name: str
+    world: Walk
+    view: Enrolment = FIRST
+    since: int = 0
+    asked: int = 0
+    topic: str = ""
+    has: Places = field(default_factory=set)
+    leaving: Places = field(default_factory=set)
+    found: Places = field(default_factory=set)
+    begun: Places = field(default_factory=set)
+    joining: bool = False
+
+    def fresh(self) -> bool:
+        return "fresh" in self.world.without or self.world.now < self.asked + LEASE
+
+    def subscribed(self, topic: str) -> Subscribed:
+        over = not self.view.settled and self.world.now >= self.since + LEASE + MARGIN
+        if "lease" in self.world.without:
+            over = True
+        found = subscribed(topic, self.view, lease_over=over)
+        return replace(found, begins=True) if "begins" in self.world.without else found
+
+    def may_begin(self, place: PhysicalPartition) -> bool:
+        if place not in self.has - self.leaving - self.begun:
+            return False
+        slot = OwnedSlot(PARENT, place.partition, self.world.slots[place.topic])
+        assigned = AssignedSlot(slot, place, Mode.SLOTS)
+        return AssignedSlots.may_begin(cast(Any, SimpleNamespace(metadata=self)), assigned)
+
+    def refresh(self) -> None:
+        self.asked = self.world.now
+        if self.view != self.world.recorded:
+            self.view, self.since = self.world.recorded, self.world.now
+
+    def follow(self) -> None:
+        """Subscribe to what stands for the topic now; what is subscribed to no more is handed over first."""
+        wanted = self.subscribed("orders").group_topic
+        if wanted != self.topic:
+            self.topic = wanted
+            self.leaving |= {place for place in self.has if place.topic != wanted}
+            self.joining = not self.leaving
+
+    def leave(self) -> None:
+        """Leave the group, to come back by what it knows then."""
+        self.topic, self.leaving, self.joining = "", set(self.has), not self.has
+
+    def release(self) -> None:
+        self.has -= self.leaving
+        self.found -= self.leaving
+        self.begun -= self.leaving
+        self.joining = self.joining or bool(self.leaving)
+        self.leaving.clear()
+
+    def look(self, place: PhysicalPartition) -> None:
+        """Ask where a slot starts."""
+        if self.may_begin(place):
+            before = self.subscribed("orders").predecessors(PARENT.partition)
+            if "former" in self.world.without:
+                before = frozenset({PARENT})
+            wanted = StartRequest(LINEAGE, Mode.SLOTS, self.world.range(place), predecessors=before)
+            if not Group(self.world.members())._worked_on([wanted]):
+                self.found.add(place)
+
+    def begin(self, place: PhysicalPartition) -> None:
+        if place in self.found and self.may_begin(place):
+            self.begun.add(place)
+
+
+class Walk:
+    """One topic with one partition, a group, its coordinator, and an operator that changes the slots.
+
+    ``without``: which guards are left out. Each walk has its own haste in everything.
+    """
+
+    def __init__(self, seed: int, *without: str) -> None:
+        self.without, self.now = without, 0
+        self._random = Random(seed)
+        self.recorded, self.recorded_at = FIRST, 0
+        self.slots = {FIRST.slots_topic: NUMBERS[0]}
+        self.group = [
+            Member(name, self, topic=FIRST.slots_topic, joining=True)
+            for name in self._random.choice(("ab", "abc"))
+        ]
+        self._speeds = [self._random.choice((1, 3, 10)) for _ in self.group]
+        self._weights = [self._random.choice((1, 3, 10)) for _ in range(8)] + [self._random.choice((1, 3)), 1]
+        self._kept: dict[str, frozenset[PhysicalPartition]] = {}
+        self._assigned: dict[PhysicalPartition, str] = {}
+
+    def members(self) -> Members:
+        """What the coordinator says."""
+        stable = not any(member.joining for member in self.group)
+        assigned = {place: Owner(name, "", "") for place, name in self._assigned.items()}
+        kept = frozenset() if "kept" in self.without else frozenset().union(*self._kept.values())
+        return Members(True, stable, assigned, kept)
+
+    def range(self, place: PhysicalPartition) -> KeyRange:
+        return slot_range(place.partition, self.slots[place.topic])
+
+    def rebalance(self) -> None:
+        """Each member joins with what it has; what moves is assigned when its owner has released it."""
+        if any(member.leaving for member in self.group):
+            return
+        self._kept = {member.name: frozenset(member.has) for member in self.group}
+        self._assigned = {}
+        for topic in sorted({member.topic for member in self.group} - {""}):
+            able = [member for member in self.group if member.topic == topic]
+            for number in range(self.slots[topic]):
+                self._assign(PhysicalPartition(topic, number), able)
+        for member in self.group:
+            member.joining = False
+            member.has |= {place for place, name in self._assigned.items() if name == member.name}
+            member.leaving = {place for place in member.has if self._assigned.get(place) != member.name}
+
+    def _assign(self, place: PhysicalPartition, able: list[Member]) -> None:
+        owner = next((member for member in self.group if place in member.has), None)
+        target = self._random.choice(able)
+        if owner is not None and owner in able and self._random.random() < 0.5:
+            target = owner
+        if owner in (None, target):
+            self._assigned[place] = target.name
+
+    def operate(self) -> None:
+        """Do the operator's next step, or none: it may be gone for long."""
+        known, lease_over = self.recorded, self.now >= self.recorded_at + LEASE + MARGIN
+        if not known.settled:
+            if lease_over or "lease" in self.without:
+                self._record(replace(known, settled=True))
+        elif known.former is not None:
+            members = self.members()
+            if "operator" in self.without:
+                members = replace(members, kept=frozenset())
+            if not members.on({known.former.topic}):
+                self._record(replace(known, former_slots=None))
+        elif known.generation < len(NUMBERS):
+            change = changed(known, NUMBERS[known.generation])
+            assert change is not None and change.slots is not None
+            self.slots[change.slots_topic] = change.slots
+            self._record(change)
+
+    def _record(self, enrolment: Enrolment) -> None:
+        self.recorded, self.recorded_at = enrolment, self.now
+
+    def step(self) -> None:
+        member = self._random.choices(self.group, self._speeds)[0]
+        places = sorted(member.has) or [PhysicalPartition(member.topic, 0)]
+        place = self._random.choice(places)
+        rebalances = self.rebalance if any(m.joining for m in self.group) else self._tick
+        actions = [
+            self._tick,
+            self.operate,
+            rebalances,
+            member.refresh,
+            member.follow,
+            member.release,
+            lambda: member.look(place),
+            lambda: member.begin(place),
+            member.leave,
+            lambda: setattr(member, "joining", True),
+        ]
+        self._random.choices(actions, self._weights)[0]()
+        self.check()
+
+    def _tick(self) -> None:
+        self.now += 1
+
+    def check(self) -> None:
+        """No two slots that are worked on have a key in common."""
+        at_work = [(member.name, place) for member in self.group for place in sorted(member.begun)]
+        for (one, place), (two, other) in combinations(at_work, 2):
+            both = self.range(place).overlaps(self.range(other))
+            assert not both, f"{one} works on {place}, {two} on {other}, at {self.now}"
+
+    def come_to_rest(self) -> None:
+        """Everybody goes on, and no operator comes: all keys are read by the number that is recorded."""
+        for _ in range(2 * LEASE):
+            self._tick()
+            for member in self.group:
+                member.refresh()
+                member.follow()
+                member.release()
+            if any(member.joining for member in self.group):
+                self.rebalance()
+            for member in self.group:
+                for place in sorted(member.has):
+                    member.look(place)
+                    member.begin(place)
+            self.check()
+        at_work = {place for member in self.group for place in member.begun}
+        assert self.recorded.slots is not None
+        wanted = {PhysicalPartition(self.recorded.slots_topic, n) for n in range(self.recorded.slots)}
+        assert at_work == wanted
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_no_key_is_worked_on_twice_and_every_key_is_in_the_end_whatever_the_slots(first: int) -> None:
+    generations = set()
+    for seed in range(first, first + 100):
+        world = Walk(seed)
+        for _ in range(MOST_STEPS):
+            world.step()
+        generations.add(world.recorded.generation)
+        world.come_to_rest()
+    assert generations >= {2, 3, 4}, "the walks do not come far"
+
+
+class Trace(Walk):
+    """One walk, step by step. The topic has one slot first, and ``a`` works on it; ``b`` is away."""
+
+    def __init__(self, *without: str) -> None:
+        super().__init__(0, *without)
+        self.a, self.b, self.c = self.group = [Member(name, self) for name in "abc"]
+        self.joins(self.a)
+        self.works(self.a)
+
+    def _assign(self, place: PhysicalPartition, able: list[Member]) -> None:
+        """Give everything to whoever joined first; what ``a`` has moves to ``b`` where that can have it."""
+        owner = next((member for member in self.group if place in member.has), None)
+        if owner is None or (owner in able and not (owner is self.a and self.b in able)):
+            self._assigned[place] = (owner or able[0]).name
+
+    def joins(self, member: Member) -> None:
+        member.follow()
+        member.release()
+        self.rebalance()
+
+    def works(self, member: Member) -> None:
+        for place in sorted(member.has):
+            member.look(place)
+            member.begin(place)
+        self.check()
+
+    def changes(self, *known_to: Member, settled: bool = True) -> None:
+        """The number of slots is changed, and these see each of the records at once."""
+        self.operate()
+        for member in known_to:
+            member.refresh()
+        self.now += LEASE + MARGIN
+        for _ in range(settled):
+            self.operate()
+            for member in known_to:
+                member.refresh()
+
+
+def an_old_view_comes_back(world: Trace) -> None:
+    """``a`` has gone over to the new slots. ``b`` has not seen the control topic since before the change."""
+    world.changes(world.a)
+    world.joins(world.a)
+    world.works(world.a)
+    world.joins(world.b)
+    world.works(world.b)
+
+
+def the_change_is_seen_late(world: Trace) -> None:
+    """No operator settles it. ``a`` has known it for a lease, ``b`` sees it only now."""
+    world.changes(world.a, settled=False)
+    world.a.refresh()
+    world.joins(world.a)
+    world.works(world.a)
+    world.b.refresh()
+    world.joins(world.b)
+    world.works(world.b)
+
+
+def a_view_is_fresh_and_has_not_got_the_change(world: Trace) -> None:
+    """``b`` has read the control topic just before the change."""
+    world.b.refresh()
+    world.operate()
+    world.a.refresh()
+    world.joins(world.a)
+    world.works(world.a)
+    world.joins(world.b)
+    world.works(world.b)
+
+
+def another_is_not_that_far(world: Trace) -> None:
+    """``a`` works on a former slot when ``c`` has new ones."""
+    world.changes(world.c)
+    world.joins(world.c)
+    world.works(world.c)
+
+
+def a_former_slot_moves(world: Trace) -> None:
+    """Between two rebalances nobody is named for it, and ``a`` works on it still; ``c`` has new ones."""
+    world.changes(world.c)
+    for member in (world.b, world.c):
+        member.follow()
+    world.rebalance()
+    assert world.a.leaving and not world.members().assigned.keys() & world.a.leaving
+    world.operate()
+    world.c.refresh()
+    world.works(world.c)
+
+
+@pytest.mark.parametrize(
+    ("guard", "trace"),
+    [
+        ("fresh", an_old_view_comes_back),
+        ("begins", the_change_is_seen_late),
+        ("lease", a_view_is_fresh_and_has_not_got_the_change),
+        ("former", another_is_not_that_far),
+        ("kept", a_former_slot_moves),
+        ("operator", a_former_slot_moves),
+    ],
+)
+def test_each_guard_is_needed(guard: str, trace: Callable[[Trace], None]) -> None:
+    trace(Trace())
+    with pytest.raises(AssertionError, match="works on"):
+        trace(Trace(guard))
