@@ -57,13 +57,15 @@ class MemberLoop:
         self._lost_at = self._lost_at or monotonic()
 
     def _work_on(self, messages: list[Any]) -> None:
+        """Work on records; what came with an error as well, because the end of the loop commits it."""
+        records = [message for message in messages if message.error() is None]
+        now = monotonic()
+        packed = (pack(now, m.key(), m.offset(), m.partition(), m.segment) for m in records)
+        self._journal.write(b"".join(packed))
+        self._worked_on += len(records)
         for message in messages:
             if message.error() is not None:
                 raise KafkaException(message.error())
-        now = monotonic()
-        packed = (pack(now, m.key(), m.offset(), m.partition(), m.segment) for m in messages)
-        self._journal.write(b"".join(packed))
-        self._worked_on += len(messages)
 
     def _report(self, consumer: Any) -> None:
         now = monotonic()

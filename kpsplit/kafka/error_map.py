@@ -65,6 +65,16 @@ _UNREACHABLE = _BROKEN_OFF | {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_CONTROLLER,
 }
+LEADER_MOVES = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,
+}
+"""A partition has another leader than the broker that was asked, or one that has just begun."""
 _NO_COORDINATOR = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -149,6 +159,8 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
             f"could not {what}: the brokers cannot be reached",
             hint="check -b/--bootstrap-server, the network and the security settings",
         )
+    if code in LEADER_MOVES:
+        return UnreachableError(text, hint="its leader is moving to another broker: retry", retriable=True)
     if code in _NO_COORDINATOR:
         return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
     if code == KafkaError.CONCURRENT_TRANSACTIONS:

@@ -36,7 +36,7 @@ from kpsplit.errors import (
     UsageError,
 )
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import MISSING, error_of, is_one_of, translate
+from kpsplit.kafka.error_map import LEADER_MOVES, MISSING, error_of, is_one_of, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ANSWER_SECONDS = 8.0
@@ -174,17 +174,7 @@ def offset_answer(future: Future[Any], seconds: float) -> Any:
     return answer
 
 
-_MOVING = {
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError._TRANSPORT,
-}
+_MOVING = LEADER_MOVES | {KafkaError.NETWORK_EXCEPTION, KafkaError._TRANSPORT}
 _FORGOTTEN = {
     KafkaError._NOENT,
     KafkaError._UNKNOWN_PARTITION,

@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
 
+from kpsplit.consumer.events import kafka_error
 from kpsplit.errors import AuthorizationError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka.coordinators import _listed
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import LEADER_MOVES, error_of, translate
 
 MOVING = [
     KafkaError.NOT_COORDINATOR,
@@ -61,6 +62,14 @@ def test_a_coordinator_that_moves_is_unreachable_for_a_while(code: int) -> None:
     error = translate(KafkaError(code), "get ready to commit")
     assert isinstance(error, UnreachableError) and error.retriable
     assert "get ready to commit" in error.message
+
+
+@pytest.mark.parametrize("code", sorted(LEADER_MOVES))
+def test_a_leader_that_moves_is_unreachable_for_a_while(code: int) -> None:
+    """A member whose slot cannot be started for it goes on: nobody has to do anything."""
+    error = translate(KafkaError(code), "read the end of orders.split-3-1/0")
+    assert isinstance(error, UnreachableError)
+    assert kafka_error(error).code() == KafkaError._TRANSPORT
 
 
 @pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION, KafkaError._TIMED_OUT])
