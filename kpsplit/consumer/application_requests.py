@@ -23,7 +23,7 @@ from kpsplit.consumer.commit.committer import Committer, Parts
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.group.membership import Membership, Subscribing, by_hand, slot_by_hand
+from kpsplit.consumer.group.membership import Membership, Subscribing
 from kpsplit.consumer.slots.assigned import (
     EARLIEST,
     AssignedSlot,
@@ -32,6 +32,8 @@ from kpsplit.consumer.slots.assigned import (
     SlotStart,
     StartRequest,
     after_record,
+    by_hand,
+    slot_by_hand,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
 from kpsplit.errors import KpsplitError

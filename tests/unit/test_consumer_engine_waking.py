@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Message
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.consumer.group.membership import State, by_hand
+from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.group.ownership import AGAIN_SECONDS, LOOKS
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ThreadWorkers
-from kpsplit.consumer.slots.assigned import SlotStage
+from kpsplit.consumer.slots.assigned import SlotStage, by_hand
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import Mode, Subscribed

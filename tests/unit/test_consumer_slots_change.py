@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, TopicPartition
 
 from kpsplit.consumer.group import membership
+from kpsplit.consumer.group.membership import State
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
@@ -127,6 +128,43 @@ def test_a_member_that_cannot_see_the_new_slots_leaves_the_group_and_joins_anew(
         record(world, settled=True)
         world.until(lambda: world.coordinator.topics == [PRESENT], "the new subscription")
         assert world.coordinator.left == 1
+
+
+def test_slots_that_were_handed_over_for_a_change_that_is_taken_back_are_held_again() -> None:
+    """The coordinator has heard of nothing: nobody else would read them."""
+    with World() as world:
+        world.subscribe()
+        world.coordinator.give(0, 1)
+        world.polls(lambda: {slot(0), slot(1)} <= world.reader.owned.keys(), "its slots")
+        world.reader.write(a_record(0))
+        world.take(1)
+        world.engine.call(lambda: world.engine.subscribing.subscribe(["payments"]))
+        world.until(lambda: world.state is State.PREPARE_REVOCATION, "the hand-over")
+        world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC]))
+        world.polls(lambda: ("revoke", [0]) in world.told, "the end of the hand-over")
+        world.polls(lambda: {slot(0), slot(1)} <= world.reader.owned.keys(), "its slots once more")
+        assert world.coordinator.topics == [FORMER] and not world.coordinator.left
+        assert [name for name, _ in world.told] == ["assign", "revoke", "assign"]
+        assert world.group_offsets.commits, "they start where they were committed"
+
+
+def test_slots_that_the_client_has_not_let_go_when_their_topic_comes_back_are_held_again() -> None:
+    with World() as world:
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot")
+        world.engine.call(lambda: world.engine.subscribing.subscribe(["payments"]))
+        world.polls(lambda: world.coordinator.topics == ["payments"], "the other subscription")
+        turns = turns_of(world)
+        world.polls(lambda: len(turns) > 5, "some turns")
+        assert not len(world.slots) and world.coordinator.held() == {0}
+        world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC, "payments"]))
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot once more")
+        world.coordinator.take(0)
+        world.polls(lambda: not world.coordinator.held(), "the group consumer to let go")
+        turns = turns_of(world)
+        world.polls(lambda: len(turns) > 5, "some turns")
+        assert not len(world.slots)
 
 
 def turns_of(world: World) -> list[int]:

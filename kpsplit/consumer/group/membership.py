@@ -32,7 +32,7 @@ from kpsplit.consumer.metadata import ClusterTopics
 from kpsplit.consumer.slots.assigned import STARTING, AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, resolve, subtopics
-from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
+from kpsplit.splitter.key_range import slot_at
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,8 @@ class Membership:
         """The group consumer has a subscription, or what is left of one."""
         self._given = False
         """The coordinator has given this member its slots, maybe none, and has not taken all of them."""
+        self._let_go: set[PhysicalPartition] = set()
+        """What was handed over for another subscription. The coordinator has not heard of that yet."""
         self._revoking: State | None = None
         """How far the hand-over that is under way has come."""
 
@@ -165,8 +167,21 @@ class Membership:
         generation meanwhile: their commit would be refused.
         """
         leaving = [h for h in self._slots if h.place.topic not in topics and not h.by_hand]
+        self._let_go.update(h.place for h in leaving)
         self.hand_over(leaving)
         return bool(leaving)
+
+    def take_back(self, topics: frozenset[str]) -> None:
+        """Hold again what was handed over for another subscription, where its topics are wanted once more.
+
+        By the coordinator it is this member's still: nobody else would read it, and it is not given again.
+        """
+        self._let_go &= self._group.assignment
+        back = {place for place in self._let_go if place.topic in topics & self._group.topics}
+        if back:
+            self._let_go -= back
+            held = {h.place for h in self._slots}
+            self.assigned(sorted(back - held))
 
     def knows(self, topics: frozenset[str]) -> bool:
         return self._group.knows(topics)
@@ -411,9 +426,10 @@ class Subscribing:
             return
         names = resolve(self._wanted, listed, subtopics(metadata.view.states.values()))
         topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]
+        wanted = frozenset(t.group_topic for t in topics)
+        self._membership.take_back(wanted)
         self._membership.follow_modes(topics)
         self._follow_growth(topics)
-        wanted = frozenset(t.group_topic for t in topics)
         if wanted != self._membership.topics and not self._membership.hand_over_all_but(wanted):
             self._leaving = False
             if self._may_change(wanted):
@@ -479,22 +495,3 @@ def _explained(error: KafkaError, settings: ConsumerSettings, topics: Sequence[S
             hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic.topic}"
             return KafkaError(code, f"{text}; the slots of topic {topic.topic} cannot be seen: {hint}")
     return error
-
-
-def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
-    """Return one slot of a logical partition, assigned by hand.
-
-    Raises:
-        UsageError: the topic has no such slot.
-    """
-    slot_range(index, topic.slots)
-    slot = OwnedSlot(PhysicalPartition(topic.topic, partition), index, topic.slots)
-    number = slot_number(partition, index, topic.slots)
-    return AssignedSlot(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
-
-
-def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
-    """Return the whole of a logical partition, assigned by hand."""
-    parent = PhysicalPartition(topic.topic, partition)
-    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
-    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

@@ -20,8 +20,8 @@ from typing import Literal
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.group_slots import Mode, OwnedSlot
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
+from kpsplit.splitter.key_range import KeyRange, slot_number, slot_range
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
 
@@ -331,3 +331,22 @@ def _predecessors(lineage: Lineage, segment_id: int) -> set[int]:
             found.add(segment)
             waiting.extend(lineage.get(segment).predecessors)
     return found
+
+
+def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
+    """Return one slot of a logical partition, assigned by hand.
+
+    Raises:
+        UsageError: the topic has no such slot.
+    """
+    slot_range(index, topic.slots)
+    slot = OwnedSlot(PhysicalPartition(topic.topic, partition), index, topic.slots)
+    number = slot_number(partition, index, topic.slots)
+    return AssignedSlot(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
+
+
+def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
+    """Return the whole of a logical partition, assigned by hand."""
+    parent = PhysicalPartition(topic.topic, partition)
+    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
+    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)
