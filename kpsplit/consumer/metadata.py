@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -39,6 +41,9 @@ RIGHTS_REST_SECONDS = 2.0
 """How long a question rests that was refused for a missing right: an operator has to grant it first."""
 LIST_SECONDS = 10.0
 LIST_AGAIN_SECONDS = 1.0
+SEE_AGAIN_SECONDS = 0.25
+LEARN_SECONDS = 5.0
+"""So long the group's client may take to learn of topics, from the first answer of brokers on."""
 AGAIN_SECONDS = 0.05
 """How soon a reader that waits for an outcome has the end asked for again."""
 
@@ -215,6 +220,18 @@ class Metadata:
         return now >= self._good_until - self.lease * 3 / 4
 
 
+@dataclass(slots=True)
+class _NewTopics:
+    """Topics that the group's client is to know before the group's are changed to them."""
+
+    topics: frozenset[str]
+    look: Future[bool] | None = None
+    look_at: float = 0.0
+    known: bool = False
+    unknown_since: float = inf
+    """The first answer by which it does not know all of them."""
+
+
 class ClusterTopics:
     """Which topics the cluster has, and which of them have grown; brokers are asked, nothing here waits."""
 
@@ -234,6 +251,7 @@ class ClusterTopics:
         self._listing: Future[frozenset[str]] | None = None
         self._list_at = 0.0
         self._listed: frozenset[str] | None = None
+        self._new = _NewTopics(frozenset())
 
     @property
     def without_slots(self) -> Mapping[str, range]:
@@ -262,6 +280,24 @@ class ClusterTopics:
             self._list_at = monotonic() + self._seconds
         except (KafkaException, KpsplitError):
             self._list_at = monotonic() + LIST_AGAIN_SECONDS
+
+    def known(self, topics: frozenset[str]) -> bool | None:
+        """Return whether the group's client knows topics that are new to it; it looks at them.
+
+        None while there is no answer, and while it may learn of them soon. What was asked before about other
+        topics is forgotten.
+        """
+        new = self._new = self._new if self._new.topics == topics else _NewTopics(topics)
+        if new.known or not topics:
+            return True
+        if new.look is None and monotonic() >= new.look_at:
+            new.look = self._executor.run(lambda: self._group.sees(topics))
+        if new.look is not None and new.look.done():
+            look, new.look, new.look_at = new.look, None, monotonic() + SEE_AGAIN_SECONDS
+            if look.exception() is None:
+                new.known = look.result()
+                new.unknown_since = min(new.unknown_since, monotonic())
+        return new.known or (False if monotonic() >= new.unknown_since + LEARN_SECONDS else None)
 
     def add_slots(self, topics: Mapping[str, SlotDivision]) -> list[KpsplitError]:
         """Have slots added where topics have grown; return what keeps partitions from being read.

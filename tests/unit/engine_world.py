@@ -60,6 +60,10 @@ class Coordinator:
         self.closed = False
         self.unknown: dict[str, object] = {}
         """Why the client does not know topics."""
+        self.answers_in = 0.0
+        """So many seconds a question about a topic takes."""
+        self.asked = self.broken = False
+        """A question about a topic is under way; the client was closed meanwhile."""
         self._callbacks: dict[str, Callable[..., Any]] = {}
         self._due: deque[tuple[str, list[TopicPartition]]] = deque()
         self._assigned: set[int] = set()
@@ -92,6 +96,12 @@ class Coordinator:
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self.looks += topic is None
+        if topic is not None:
+            self.asked = True
+            time.sleep(min(self.answers_in, timeout))
+            self.asked = False
+            if self.answers_in > timeout:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         known = {topic: SimpleNamespace(error=self.unknown.get(topic))} if topic else {}
         return SimpleNamespace(topics=known)
 
@@ -102,7 +112,7 @@ class Coordinator:
         return self.member
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self.broken = True, self.asked
 
     # the test
 

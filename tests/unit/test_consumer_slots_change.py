@@ -8,7 +8,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.group import membership
+from kpsplit.consumer import metadata
+from kpsplit.consumer.group import group_consumer
 from kpsplit.consumer.group.membership import State
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -109,19 +110,86 @@ def test_slots_are_handed_over_and_committed_before_the_subscription_changes() -
 def test_a_subscription_changes_only_to_topics_that_the_client_knows() -> None:
     """Else librdkafka would let the slots go and not tell the coordinator."""
     with World() as world:
-        world.coordinator.unknown[PRESENT] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        world.coordinator.unknown[PRESENT] = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot")
+        record(world, settled=True)
+        pass_turns(world, 50)
+        assert world.coordinator.topics == [FORMER] and not world.coordinator.left
+        assert slot(0) in world.reader.owned, "nothing is let go before"
+        world.coordinator.unknown.clear()
+        world.polls(lambda: world.coordinator.topics == [PRESENT], "the new subscription")
+        assert not len(world.slots)
+
+
+def test_a_member_whose_brokers_are_slow_reads_on_until_they_answer() -> None:
+    with World() as world:
+        world.coordinator.answers_in = 0.3
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot")
+        record(world, settled=True)
+        pass_turns(world, 10)
+        assert world.coordinator.topics == [FORMER] and slot(0) in world.reader.owned
+        world.polls(lambda: world.coordinator.topics == [PRESENT], "the new subscription")
+        assert not world.coordinator.left
+
+
+def test_a_member_whose_brokers_do_not_answer_keeps_what_it_has(monkeypatch: Any) -> None:
+    monkeypatch.setattr(metadata, "LEARN_SECONDS", 0.1)
+    monkeypatch.setattr(group_consumer, "SEE_SECONDS", 0.05)
+    with World() as world:
+        world.coordinator.answers_in = 60.0
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot")
+        record(world, settled=True)
+        pass_turns(world, 100)
+        assert world.coordinator.topics == [FORMER] and not world.coordinator.left
+        assert slot(0) in world.reader.owned
+        world.coordinator.answers_in = 0.0
+        world.polls(lambda: world.coordinator.topics == [PRESENT], "the new subscription")
+
+
+def test_a_topic_that_does_not_exist_holds_up_nothing() -> None:
+    with World() as world:
+        world.coordinator.unknown["nope"] = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "its slot")
+        world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC, "nope"]))
+        world.polls(lambda: world.coordinator.topics == [FORMER, "nope"], "the new subscription")
+        assert slot(0) in world.reader.owned and not world.coordinator.left
+
+
+def test_time_of_a_change_that_was_taken_back_does_not_count_for_the_next_one(monkeypatch: Any) -> None:
+    monkeypatch.setattr(metadata, "LEARN_SECONDS", 0.5)
+    with World() as world:
+        for name in ("nope", "neither"):
+            world.coordinator.unknown[name] = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        world.subscribe()
+        for wanted in ([TOPIC, "nope"], [TOPIC], [TOPIC, "nope"], [TOPIC, "neither"], [TOPIC, "nope"]):
+            world.engine.call(lambda wanted=wanted: world.engine.subscribing.subscribe(wanted))  # type: ignore[misc]
+            end = time.monotonic() + 0.3
+            world.until(lambda end=end: time.monotonic() > end, "a part of the time")  # type: ignore[misc]
+        assert not world.coordinator.left
+        world.until(lambda: world.coordinator.left, "all of it")
+
+
+def test_the_client_is_not_closed_while_it_looks_at_a_topic() -> None:
+    with World() as world:
+        world.coordinator.answers_in = 0.5
         world.subscribe()
         record(world, settled=True)
-        looks = turns_of(world)
-        world.until(lambda: len(looks) > 5, "some turns")
-        assert world.coordinator.topics == [FORMER] and not world.coordinator.left
-        world.coordinator.unknown.clear()
-        world.until(lambda: world.coordinator.topics == [PRESENT], "the new subscription")
+        world.polls(lambda: world.coordinator.asked, "a question")
+        world.close()
+        assert world.coordinator.closed and not world.coordinator.broken
 
 
 def test_a_member_that_cannot_see_the_new_slots_leaves_the_group_and_joins_anew(monkeypatch: Any) -> None:
     """So it holds up nobody, and hears what is wrong."""
-    monkeypatch.setattr(membership, "LEARN_SECONDS", 0.2)
+    monkeypatch.setattr(metadata, "LEARN_SECONDS", 0.2)
     with World() as world:
         world.coordinator.unknown[PRESENT] = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         world.subscribe()
@@ -155,16 +223,20 @@ def test_slots_that_the_client_has_not_let_go_when_their_topic_comes_back_are_he
         world.polls(lambda: slot(0) in world.reader.owned, "its slot")
         world.engine.call(lambda: world.engine.subscribing.subscribe(["payments"]))
         world.polls(lambda: world.coordinator.topics == ["payments"], "the other subscription")
-        turns = turns_of(world)
-        world.polls(lambda: len(turns) > 5, "some turns")
+        pass_turns(world, 5)
         assert not len(world.slots) and world.coordinator.held() == {0}
         world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC, "payments"]))
         world.polls(lambda: slot(0) in world.reader.owned, "its slot once more")
         world.coordinator.take(0)
         world.polls(lambda: not world.coordinator.held(), "the group consumer to let go")
-        turns = turns_of(world)
-        world.polls(lambda: len(turns) > 5, "some turns")
+        pass_turns(world, 5)
         assert not len(world.slots)
+
+
+def pass_turns(world: World, count: int) -> None:
+    """Let the engine turn, while the application polls."""
+    turns = turns_of(world)
+    world.polls(lambda: len(turns) > count, "some turns")
 
 
 def turns_of(world: World) -> list[int]:

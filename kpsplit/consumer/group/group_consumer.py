@@ -6,6 +6,7 @@ as they are assigned; data are read by another consumer (``fetch.reader``).
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,6 +23,10 @@ from kpsplit.splitter.lineage import PhysicalPartition
 Places = Sequence[PhysicalPartition]
 
 LOOK_SECONDS = 0.05
+SEE_SECONDS = 3.0
+"""How long the answer of brokers is waited for."""
+_NO_SUCH_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
+"""There is nothing to wait for: an event tells the application what is wrong with its subscription."""
 SLOTS_START = 0
 """Slots topics hold no record. An explicit offset saves asking the group for a committed one."""
 
@@ -40,7 +45,7 @@ class Assignments(Protocol):
 
 
 class GroupConsumer:
-    """See the module. One thread owns it."""
+    """See the module. One thread owns it; only ``sees`` may be called by another."""
 
     def __init__(
         self,
@@ -53,6 +58,9 @@ class GroupConsumer:
         self._consumer = make({**config, "on_commit": self._committed}, **extra)
         self._incremental = incremental
         self._topics: frozenset[str] = frozenset()
+        self._looks = threading.Lock()
+        """A client that is closed while another thread asks it something ends the process."""
+        self._closed = False
         self._unpolled = 0
         self._commits: deque[tuple[list[TopicPartition], Future[None] | None]] = deque()
         """Whose answers ``poll`` will bring; without a future nobody waits for one any more."""
@@ -91,20 +99,24 @@ class GroupConsumer:
         with suppress(KafkaException):
             self._consumer.list_topics(timeout=LOOK_SECONDS)
 
-    def knows(self, topics: Collection[str]) -> bool:
-        """Return whether the client knows topics that it is to change to; it looks at those that are new.
+    def sees(self, topics: Collection[str]) -> bool:
+        """Look at topics; return whether the client knows all of them that exist. Waits; for any thread.
 
-        Otherwise it takes what it has for lost as soon as it knows them (librdkafka 2.16), and does not join
-        again: the coordinator would name this member for slots that it has let go, without end.
+        A client that changes to a topic and does not know it takes what it has for lost as soon as it does
+        (librdkafka 2.16), and does not join again: the coordinator would name this member for slots that it
+        has let go, without end.
+
+        Raises:
+            KafkaException: no answer in time.
         """
-        return all(self._sees(topic) for topic in topics if topic not in self._topics)
+        return all(self._sees(topic) for topic in topics)
 
     def _sees(self, topic: str) -> bool:
-        try:
-            found = self._consumer.list_topics(topic, timeout=LOOK_SECONDS).topics.get(topic)
-        except KafkaException:
-            return False
-        return found is not None and found.error is None
+        with self._looks:
+            if self._closed:
+                return False
+            found = self._consumer.list_topics(topic, timeout=SEE_SECONDS).topics.get(topic)
+        return found is not None and (found.error is None or found.error.code() in _NO_SUCH_TOPIC)
 
     def metadata(self) -> Any:
         """Return this member's identity and generation in the group: what fences commits.
@@ -190,7 +202,9 @@ class GroupConsumer:
     def close(self) -> None:
         """Leave the group and end the client. What the application was not asked about is let go."""
         try:
-            self._consumer.close()
+            with self._looks:
+                self._closed = True
+                self._consumer.close()
         except KafkaException as exception:
             error = error_of(exception)
             if error is None or not error.fatal():

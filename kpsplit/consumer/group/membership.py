@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 COMMIT_TRIES = 3
 COMMIT_REST_SECONDS = 0.25
 """Between tries to commit what is handed over; none begins where there might not be time for it."""
-LEARN_SECONDS = 5.0
-"""So long the client may take to learn of topics."""
 LAST_COMMIT_SECONDS = 5.0
 """How long a member that gives up tries to commit what it has processed."""
 
@@ -182,9 +180,6 @@ class Membership:
             self._let_go -= back
             held = {h.place for h in self._slots}
             self.assigned(sorted(back - held))
-
-    def knows(self, topics: frozenset[str]) -> bool:
-        return self._group.knows(topics)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -387,7 +382,6 @@ class Subscribing:
         self._wanted: tuple[str, ...] | None = None
         self._shared: Sequence[Subscribed] = ()
         self._leaving = False
-        self._unknown_since: float | None = None
         self.by_hand = False
         """Partitions were assigned by hand: there is no group."""
 
@@ -430,27 +424,28 @@ class Subscribing:
         self._membership.take_back(wanted)
         self._membership.follow_modes(topics)
         self._follow_growth(topics)
-        if wanted != self._membership.topics and not self._membership.hand_over_all_but(wanted):
+        if wanted == self._membership.topics:
+            self.topics.known(frozenset())
+        elif self._may_change(wanted) and not self._membership.hand_over_all_but(wanted):
             self._leaving = False
-            if self._may_change(wanted):
-                self._membership.subscribe(topics)
+            self._membership.subscribe(topics)
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""
         self._events.tell(_explained(error, self._settings, self._shared))
 
     def _may_change(self, wanted: frozenset[str]) -> bool:
-        """Return whether the client knows these topics, so that the group's may be changed to them.
+        """Return whether the group's topics may be changed to these now; slots are read on until then.
 
-        Where it cannot (a right is missing) the group is left: who joins anew hears what is wrong.
+        Where brokers keep the client from knowing them (a right is missing) the group is left: who joins anew
+        hears what is wrong.
         """
-        since, self._unknown_since = self._unknown_since, None
-        if not self._membership.topics or self._membership.knows(wanted):
-            return bool(self._membership.topics) or self._membership.out(by_hand=False)
-        self._unknown_since = since or monotonic()
-        if monotonic() >= self._unknown_since + LEARN_SECONDS:
+        if not self._membership.topics:
+            return self._membership.out(by_hand=False)
+        known = self.topics.known(wanted - self._membership.topics)
+        if known is False:
             self._membership.leave_group()
-        return False
+        return known is True
 
     def _leave_for_now(self) -> None:
         if self._membership.leave_group():
