@@ -155,8 +155,13 @@ class PartitionOperations:
 
     def _retirement(self) -> Retirement:
         self._session.read_about(self._parent, self._deadline)
-        enrolment = self._session.read(self._deadline).enrolments.get(self._parent.topic)
-        return Retirement(self._session.admin, self._log, enrolment, self._observer)
+        session, topic = self._session, self._parent.topic
+        return Retirement(
+            session.admin,
+            self._log,
+            lambda deadline: session.read(deadline).enrolments.get(topic),
+            self._observer,
+        )
 
     def freeze(self, reason: str) -> bool:
         """Record that the partition needs a human, unless an operation is in progress or it is frozen.

@@ -7,7 +7,7 @@ recorded and not deleted the next ``retire`` deletes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kpsplit.clock import Deadline
@@ -79,10 +79,17 @@ def undrained(
 
 
 class Retirement:
-    """Retires the sub-topics of one logical partition. Not thread safe."""
+    """Retires the sub-topics of one logical partition. Not thread safe.
+
+    ``enrolment`` reads the topic's, at each look: its slots may be changed between two.
+    """
 
     def __init__(
-        self, admin: ClusterAdmin, log: OperationLog, enrolment: Enrolment | None, observer: Observer
+        self,
+        admin: ClusterAdmin,
+        log: OperationLog,
+        enrolment: Callable[[Deadline], Enrolment | None],
+        observer: Observer,
     ) -> None:
         self._admin = admin
         self._log = log
@@ -174,10 +181,11 @@ class Retirement:
         ends = ends_to_reach(state, subtopic.name)
         if not ends:
             return []
+        enrolment = self._enrolment(deadline)
         ordinary = committed_positions(self._admin, deadline)
         fold = range_commits(self._admin, [state.parent], deadline)
-        positions = proven_positions(ordinary, fold, state, self._enrolment)
-        topics = topics_of(state, self._enrolment)
+        positions = proven_positions(ordinary, fold, state, enrolment)
+        topics = topics_of(state, enrolment)
         known = groups_of(ordinary, topics)
         for group in readers_without_commit(self._admin, known, topics, deadline):
             positions[group] = {}

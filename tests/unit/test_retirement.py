@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 
 from kpsplit.clock import Deadline
+from kpsplit.control import retirement as retirement_module
 from kpsplit.control.retirement import Retirement, Undrained
 from kpsplit.errors import (
     AuthorizationError,
@@ -37,7 +38,8 @@ from kpsplit.splitter.partition_state import (
     SubTopic,
     SubTopicState,
 )
-from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, slots_topic
 from tests.unit.samples import UNSPLIT, committed, merge_attempt, split_attempt
 
 NAMES = ("orders.split-3-1", "orders.split-3-2")
@@ -79,7 +81,7 @@ class Admin:
 
 def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
     runner = Runner(times=1)
-    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), None, lambda _: None)
+    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), lambda _: None, lambda _: None)
     with pytest.raises(DeadlineExceededError) as caught:
         retirement.run(force=False, deadline=Deadline(10))
     assert len(runner.retired) == 1
@@ -92,7 +94,7 @@ def test_a_retirement_that_is_recorded_is_a_change_though_nothing_was_deleted(
     runner = Runner(times=1)
     facts = TopicFacts("", "id", (PartitionFacts(0, (0,), (0,)),) * 2)
     admin = SimpleNamespace(certain=lambda names, _: dict.fromkeys(names, facts))
-    retirement = Retirement(cast(Any, admin), cast(Any, runner), None, lambda _: None)
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None, lambda _: None)
     subtopics = SimpleNamespace(check_rights=lambda *_: None, is_empty=lambda _: True, delete_empty=kept_back)
     monkeypatch.setattr(retirement, "_subtopics", subtopics)
     with pytest.raises(DeadlineExceededError) as caught:
@@ -107,7 +109,7 @@ def kept_back(name: str, _deadline: Any) -> bool:
 
 def test_all_that_is_left_over_is_retired() -> None:
     runner, admin = Runner(times=2), Admin()
-    retirement = Retirement(cast(Any, admin), cast(Any, runner), None, lambda _: None)
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None, lambda _: None)
     assert retirement.run(force=False, deadline=Deadline(10)) == list(NAMES)
     assert admin.asked == [list(NAMES)]  # certainty takes 10 s: for each one by itself no operation had time
 
@@ -131,7 +133,7 @@ class Scene:
         self.seen: list[list[Undrained]] = []  # at each look; after them nobody has anything to read
         monkeypatch.setattr(Retirement, "_undrained", lambda *_: self.seen.pop(0) if self.seen else [])
         self.retirement = Retirement(
-            cast(Any, self), cast(Any, self), None, lambda step: self.done.append(step.name)
+            cast(Any, self), cast(Any, self), lambda _: None, lambda step: self.done.append(step.name)
         )
         monkeypatch.setattr(self.retirement._subtopics, "check_rights", self._check_rights)
 
@@ -197,6 +199,29 @@ def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch:
         scene.run()
     assert caught.value.changed is False
     assert (scene.done, scene.there, scene.state, scene.claims) == (["Keep"], True, MERGED, 1)
+
+
+def test_each_look_is_at_the_slots_that_the_topic_has_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be changed while a claim waits for its turn."""
+    asked: list[set[str]] = []
+    for name in ("committed_positions", "proven_positions", "groups_of"):
+        monkeypatch.setattr(retirement_module, name, lambda *_: {})
+    monkeypatch.setattr(retirement_module, "range_commits", lambda *_: None)
+    monkeypatch.setattr(
+        retirement_module, "readers_without_commit", lambda *given: asked.append(given[2]) or ()
+    )
+    first = Enrolment(MERGED.parent.topic, "id", Partitioner.EXPLICIT, settled=True, slots=4)
+    enrolments = iter([first, replace(first, slots=8, generation=2)])
+    retirement = Retirement(
+        cast(Any, SimpleNamespace(start_offsets=lambda _: {})),
+        cast(Any, None),
+        lambda _: next(enrolments),
+        lambda _: None,
+    )
+    for generation in (1, 2):
+        retirement._undrained(MERGED, MERGED.subtopics[0], Deadline(10))
+        assert slots_topic(MERGED.parent.topic, generation) in asked[-1]
+    assert len(asked) == 2
 
 
 def test_a_retirement_that_is_forced_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
