@@ -8,6 +8,7 @@ when no group has them any more (protocol, section 10.15).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -198,11 +199,11 @@ class Enroller:
         known: Enrolment | None,
         slots: int | None,
         deadline: Deadline,
-        generation: int = 1,
+        before: Enrolment | None = None,
     ) -> Enrolment:
         """Enrol a topic, change its slots, or repair what its enrolment (``known``) lacks.
 
-        ``generation``: of the slots of a topic that has no enrolment.
+        ``before``: the enrolment of another topic of the name, where this one has none.
 
         Raises:
             ConflictError: somebody enrolled the topic otherwise meanwhile, or the change before this one is
@@ -212,7 +213,7 @@ class Enroller:
         change = changed(known, slots)
         if change is not None:
             self._refuse_unchangeable(change, deadline)
-        enrolment = self._settled(topic, partitioner, known, slots, deadline, generation)
+        enrolment = self._settled(topic, partitioner, known, slots, deadline, before)
         if change is not None:
             enrolment = self._change(topic, enrolment, change, deadline)
         return self._finish(enrolment, deadline)
@@ -230,10 +231,11 @@ class Enroller:
         known: Enrolment | None,
         slots: int | None,
         deadline: Deadline,
-        generation: int = 1,
+        before: Enrolment | None = None,
     ) -> Enrolment:
         """Return the enrolment by the slots that are recorded, or are to be; record and settle it first."""
         recorded = known is not None and known.slots is not None
+        generation = 1 if before is None else before.generation
         first = known or Enrolment(topic.name, topic.topic_id, partitioner, False, None, generation)
         wanted = self._slots_topics.decide(topic, known, slots, first.slots_topic)
         begun = replace(first, settled=False, slots=wanted)
@@ -244,7 +246,7 @@ class Enroller:
         if known is not None and complete:
             return known
         if known != begun:
-            self._write("Enrol", begun, deadline)
+            self._write("Enrol", known or before, begun, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
@@ -268,10 +270,8 @@ class Enroller:
         """Wait a whole lease, so that every client knows of the enrolment, and record that."""
         started = monotonic()
         wait_a_lease(self._tail(deadline), deadline)
-        known = self._refuse_another(settled, replace(settled, settled=False), deadline=deadline)
         self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
-        if known != settled:
-            self._write("Settled", settled, deadline)
+        self._write("Settled", replace(settled, settled=False), settled, deadline)
         return settled
 
     # -- another number of slots -------------------------------------------------------------------
@@ -298,8 +298,7 @@ class Enroller:
     ) -> Enrolment:
         """Have groups share a topic by another number of slots; return its settled enrolment."""
         self._ensure(topic, change, recorded=False, deadline=deadline)
-        self._refuse_another(known, deadline=deadline)
-        self._write("Change", change, deadline)
+        self._write("Change", known, change, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(change, settled=True), deadline)
 
@@ -310,11 +309,11 @@ class Enroller:
             return enrolment
         with behind_a_change(_UNFINISHED.format(enrolment.topic)):
             self._await_released(former, deadline)
-            self._refuse_another(enrolment, deadline=deadline)
+            self._refuse_another((enrolment,), enrolment.topic, deadline)
             if self._admin.delete(former.topic, answer_within(deadline)):
                 self._observe(StepDone("DeleteSlots", 0.0, former.topic))
             finished = replace(enrolment, former_slots=None)
-            self._write("Changed", finished, deadline)
+            self._write("Changed", enrolment, finished, deadline)
         return finished
 
     def _await_released(self, former: SlotDivision, deadline: Deadline) -> None:
@@ -327,20 +326,29 @@ class Enroller:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _refuse_another(self, *expected: Enrolment, deadline: Deadline) -> Enrolment:
+    def _refuse_another(
+        self, expected: Sequence[Enrolment | None], topic: str, deadline: Deadline
+    ) -> Enrolment | None:
         """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
-        known = self._tail(deadline).read_all(deadline).enrolments.get(expected[0].topic)
-        if known is None or known not in expected:
+        found = self._tail(deadline).read_all(deadline).enrolments.get(topic)
+        if found not in expected:
             raise ConflictError(
-                f"topic {expected[0].topic} was enrolled by another process at the same time",
+                f"topic {topic} was enrolled by another process at the same time",
                 hint="look at: kpsplit status",
             )
-        return known
+        return found
 
-    def _write(self, name: str, enrolment: Enrolment, deadline: Deadline) -> None:
-        """Write an enrolment and read it back; ``name``: of this step."""
-        started = monotonic()
-        offset = self._writer().write(
+    def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
+        """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
+
+        Nothing comes between the look and the write: an operator that was suspended there writes what is out
+        of date (protocol, section 11). Where another one has written it already nothing is written.
+        """
+        started, writer = monotonic(), self._writer()
+        there = (enrolment, replace(enrolment, settled=True))
+        if self._refuse_another((before, *there), enrolment.topic, deadline) in there:
+            return
+        offset = writer.write(
             CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
         )
         with behind_a_change(_UNSETTLED.format(enrolment.topic)):
@@ -374,5 +382,4 @@ def enrol(
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
     with behind_a_change(done=bool(groups)):
-        generation = 1 if before is None else before.generation
-        return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, generation)
+        return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)

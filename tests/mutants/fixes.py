@@ -528,6 +528,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_slots_change.py",
     ),
     (
+        "write an enrolment over one that another operator has written",
+        "control.enrolment",
+        "if self._refuse_another((before, *there), enrolment.topic, deadline) in there:",
+        "if before is there:",
+        "unit/test_enrolment.py",
+    ),
+    (
         "delete former slots that members still have",
         "control.enrolment",
         "while groups := readers_without_commit(self._admin, (), {former.topic}, deadline):",

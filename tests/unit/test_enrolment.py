@@ -33,7 +33,7 @@ TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})
 
 @dataclass
 class Tail:
-    """The control topic as the enroller sees it. ``fails``: reading it does."""
+    """The control topic as the enroller sees it. ``fails``: reading it does, once something is recorded."""
 
     lease_ms: int
     view: ControlView = field(default_factory=ControlView)
@@ -46,7 +46,7 @@ class Tail:
         """Nothing comes."""
 
     def read_all(self, _deadline: Any) -> ControlView:
-        if self.fails == "read_all":
+        if self.fails == "read_all" and self.view.enrolments:
             raise UnreachableError("no brokers")
         return self.view
 
@@ -90,10 +90,16 @@ class World:
         self.deleted.append(name)
         return True
 
-    def enrol(self, seconds: float, known: Enrolment | None = None, slots: int | None = None) -> Enrolment:
+    def enrol(
+        self,
+        seconds: float,
+        known: Enrolment | None = None,
+        slots: int | None = None,
+        before: Enrolment | None = None,
+    ) -> Enrolment:
         session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self, admin=self)
         enroller = Enroller(cast(Any, session), cast(Any, self), self.steps)
-        return enroller.enrol(TOPIC, Partitioner.EXPLICIT, known, slots, Deadline(seconds))
+        return enroller.enrol(TOPIC, Partitioner.EXPLICIT, known, slots, Deadline(seconds), before)
 
 
 def test_an_enrolment_that_cannot_be_settled_in_time_does_not_begin() -> None:
@@ -288,3 +294,51 @@ def test_a_change_that_another_operator_has_made_is_left_to_it(
     with pytest.raises(ConflictError, match="by another process"):
         world.enrol(60.0, FIRST, 16)
     assert (world.written, world.deleted) == ([], [])
+
+
+ANOTHER = replace(FIRST, slots=32, generation=3, former_slots=16)
+
+
+@pytest.mark.parametrize(
+    ("step", "written"), [("Settle", [False]), ("Release", [False, True]), ("DeleteSlots", [False, True])]
+)
+def test_nothing_is_written_by_an_operator_that_others_have_overtaken_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, step: str, written: list[bool]
+) -> None:
+    """An old number of slots would be in force again, and two slots of one key range be read."""
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    recorded(world, FIRST)
+    world.steps = lambda done: recorded(world, ANOTHER) and None if done.name == step else None
+    with pytest.raises(ConflictError, match="by another process"):
+        world.enrol(60.0, FIRST, 16)
+    assert [e.settled for e in world.written] == written
+    assert world.tail.view.enrolments["orders"] == ANOTHER
+
+
+@pytest.mark.parametrize("before", [None, replace(FIRST, topic_id="old")])
+def test_a_first_enrolment_is_written_over_none_that_came_meanwhile(before: Enrolment | None) -> None:
+    world = World(Tail(lease_ms=1))
+    if before is not None:
+        recorded(world, before)
+    ensure = world.ensure
+    world.ensure = lambda *given: recorded(world, ANOTHER) and ensure(*given)  # type: ignore[method-assign]
+    with pytest.raises(ConflictError, match="by another process"):
+        world.enrol(60.0, before=before)
+    assert not world.written
+
+
+def test_an_enrolment_is_written_over_that_of_another_topic_of_the_name() -> None:
+    world = World(Tail(lease_ms=1))
+    old = recorded(world, replace(FIRST, topic_id="old", generation=3))
+    assert world.enrol(60.0, before=old) == replace(FIRST, generation=3)
+    assert [e.settled for e in world.written] == [False, True]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_two_that_enrol_in_the_same_way_agree(settled: bool) -> None:
+    world = World(Tail(lease_ms=1))
+    ensure, other = world.ensure, replace(FIRST, settled=settled)
+    world.ensure = lambda *given: recorded(world, other) and ensure(*given)  # type: ignore[method-assign]
+    assert world.enrol(60.0) == FIRST
+    assert world.written == ([] if settled else [FIRST])
