@@ -27,7 +27,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.coordinators import group_names
-from kpsplit.kafka.groups import range_commits, readers_without_commit
+from kpsplit.kafka.groups import range_commits, readers_of, readers_without_commit
 from kpsplit.kafka.kafka_python import refuse_another_topic
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
@@ -360,6 +360,22 @@ def enroller(session: ClusterSession, observer: Observer) -> Enroller:
     return Enroller(session, SlotsTopics(session.admin), observer)
 
 
+def _refuse_readers(session: ClusterSession, before: Enrolment, deadline: Deadline) -> None:
+    """Raises while somebody may have slots of a topic that is gone, and whose slots were being changed.
+
+    The enrolment of the new topic names no former slots, so no owner of a slot waits until nobody has them.
+    """
+    topic = before.topic
+    groups = readers_of(session.admin, topic, before, deadline)
+    if groups:
+        more = f" and {len(groups) - 1} more" if len(groups) > 1 else ""
+        raise ConflictError(
+            f"topic {topic} was deleted and made again while its slots were changed, and members of group "
+            f"{groups[0]}{more} have it still",
+            hint=f"stop them, then run: kpsplit enroll {topic}",
+        )
+
+
 def enrol(
     session: ClusterSession, topic: str, partitioner: Partitioner, observer: Observer, slots: int | None
 ) -> Enrolment:
@@ -374,12 +390,18 @@ def enrol(
         check = check_records(session.admin, facts, partitioner, deadline)
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
-    groups: tuple[str, ...] = ()
+    groups, gone = tuple[str, ...](), False
     before = view.enrolments.get(topic)  # maybe of the topic that had this name before
     if known is None and before is not None:
         refuse_another_topic(session.connection, topic, facts.topic_id)
+        if (former := before.former) is not None:
+            _refuse_readers(session, before, deadline)
         groups = withdraw_commits(session, facts, deadline)
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
-    with behind_a_change(done=bool(groups)):
+        with behind_a_change(done=bool(groups)):
+            if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
+                gone = True
+                observer(StepDone("DeleteSlots", 0.0, former.topic))
+    with behind_a_change(done=gone or bool(groups)):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)

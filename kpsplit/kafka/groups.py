@@ -362,6 +362,11 @@ def readers_without_commit(
     return sorted(found)
 
 
+def readers_of(admin: ClusterAdmin, topic: str, enrolment: Enrolment | None, deadline: Deadline) -> list[str]:
+    """Return the groups of which a member has something of a topic; see ``readers_without_commit``."""
+    return readers_without_commit(admin, (), group_topics(topic, enrolment), deadline)
+
+
 def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
     """Return the ordinary committed offsets of groups, asked by means of kafka-python.
 

@@ -22,6 +22,7 @@ from kpsplit.errors import (
     UnreachableError,
     UsageError,
 )
+from kpsplit.kafka import groups as groups_module
 from kpsplit.kafka import kafka_python
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ControlView
@@ -130,18 +131,27 @@ def test_an_enrolment_is_settled_behind_a_lease() -> None:
 class MadeAgain:
     """A topic that was deleted and made again, of whose old one groups have committed; ``done``: in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ids: dict[int, str] | KpsplitError) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        ids: dict[int, str] | KpsplitError,
+        former: int | None = None,
+    ) -> None:
         self.done: list[str] = []
+        self.readers: list[str] = []
+        self.asked: list[set[str]] = []
         facts = TopicFacts("orders", "new", (PartitionFacts(0, (0,), (0,)),))
         view = ControlView()
         view.initialised = True
-        view.enrolments["orders"] = Enrolment("orders", "old", Partitioner.EXPLICIT, True, slots=4)
+        old = Enrolment("orders", "old", Partitioner.EXPLICIT, settled=True, slots=4)
+        view.enrolments["orders"] = old if former is None else replace(old, generation=2, former_slots=former)
         self.session: Any = SimpleNamespace(
             begin=lambda: Deadline(10),
             read=lambda _: view,
             connection=None,
-            admin=SimpleNamespace(describe=lambda _: facts),
+            admin=SimpleNamespace(describe=lambda _: facts, delete=self._delete),
         )
+        monkeypatch.setattr(groups_module, "readers_without_commit", self._readers)
 
         def named(_connection: object, _topic: str) -> dict[int, str]:
             if isinstance(ids, KpsplitError):
@@ -153,6 +163,14 @@ class MadeAgain:
         monkeypatch.setattr(module, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",))
         enroller = SimpleNamespace(enrol=lambda *_: self.done.append("enrol"))
         monkeypatch.setattr(module, "enroller", lambda *_: enroller)
+
+    def _readers(self, _admin: object, _none: object, topics: set[str], _deadline: Deadline) -> list[str]:
+        self.asked.append(topics)
+        return self.readers
+
+    def _delete(self, name: str, _seconds: float) -> bool:
+        self.done.append(f"delete {name}")
+        return True
 
     def enrol(self) -> None:
         module.enrol(self.session, "orders", Partitioner.EXPLICIT, lambda _: None, None)
@@ -179,6 +197,22 @@ def test_nothing_is_withdrawn_because_one_broker_names_another_topic(
     with pytest.raises(UnreachableError) as caught:
         world.enrol()
     assert (world.done, caught.value.changed) == ([], False)
+
+
+def test_a_topic_that_is_made_again_in_a_change_loses_its_former_slots_when_nobody_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new enrolment does not name them: nobody would wait for who has one."""
+    world = MadeAgain(monkeypatch, {1: "new"}, former=2)
+    world.readers = ["billing"]
+    with pytest.raises(ConflictError, match="billing") as caught:
+        world.enrol()
+    assert (world.done, caught.value.changed) == ([], False)
+    assert caught.value.hint and "kpsplit enroll orders" in caught.value.hint
+    world.readers = []
+    world.enrol()
+    assert world.asked == [{"orders", OLD, NEW}] * 2
+    assert world.done == ["withdraw", f"delete {OLD}", "enrol"]
 
 
 FIRST = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True, slots=4)
