@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from math import inf
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.fetch.batch import SHUT
+from kpsplit.consumer.group import ownership as ownership_module
 from kpsplit.consumer.group.ownership import (
     ASLEEP_SECONDS,
     OwnershipCheck,
@@ -313,6 +315,10 @@ class Slots(list[AssignedSlot]):
 
     lost = 0
 
+    def withdraw(self, assigned_slots: list[AssignedSlot]) -> None: ...
+
+    def read_again(self, assigned_slots: list[AssignedSlot]) -> None: ...
+
     def __init__(self, sink: Sink, *assigned_slots: AssignedSlot) -> None:
         super().__init__(assigned_slots)
         self.sink = sink
@@ -321,13 +327,18 @@ class Slots(list[AssignedSlot]):
         return assigned_slots
 
 
-def routinely_asked(sink: Sink, group: SimpleNamespace, answer: Future[Members]) -> OwnershipGuard:
+def routinely_asked(
+    sink: Sink,
+    group: SimpleNamespace,
+    answer: Future[Members],
+    give_up: Callable[[str], None] = lambda _: None,
+) -> OwnershipGuard:
     """The shell around the decision; its routine question is under way, and has been due for a while."""
     group.topics, group.memberid, group.expelled = {"slots"}, lambda: "", lambda: False
     executor = SimpleNamespace(ask=lambda question: answer)
     slots, events = Slots(sink, assigned(1)), SimpleNamespace(trouble=None)
     parts: tuple[Any, ...] = slots, group, executor, events
-    guard = OwnershipGuard(2.75, *parts, lambda _: None, lambda: 0)
+    guard = OwnershipGuard(2.75, *parts, give_up, lambda: 0)
     guard.turned(monotonic())
     guard._check._heard -= 2.0
     guard.turn(nested=True)
@@ -368,3 +379,27 @@ def test_a_coordinator_that_refuses_to_describe_the_group_is_not_silent(code: in
     for later in (1.0, 2.0, 3.0, 4.0):
         guard.turned(now + later)
     assert guard.held is not is_answer
+
+
+def test_the_time_of_a_withdrawn_slot_counts_from_the_end_of_a_hand_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inside one the client cannot say that the slot is lost: it needs a turn after that."""
+    now, reasons = monotonic(), list[str]()
+    sink, group, answer = Sink(), SimpleNamespace(), Future[Members]()
+    guard = routinely_asked(sink, group, answer, reasons.append)
+    monkeypatch.setattr(ownership_module, "monotonic", lambda: now)
+    group.memberid = lambda: "me"
+    answer.set_result(owners(other=1))
+    guard.turn(nested=True)  # a doubt
+    now += 1.0
+    guard.turn(nested=True)  # asked again
+    guard.turn(nested=True)
+    assert guard._withdrawn
+    now += 60.0
+    guard.turn(nested=True)
+    guard.turn(nested=False)
+    assert not reasons
+    now += guard._check.session
+    guard.turn(nested=False)
+    assert len(reasons) == 1

@@ -239,7 +239,7 @@ class OwnershipGuard:
         self._refusals = refusals
         self._refusals_seen = 0
         self._withdrawn: list[tuple[float, AssignedSlot]] = []
-        """What was named for other members, and since when."""
+        """What was named for others, and since which turn outside a hand-over; inf: there was none since."""
         self._group = group
         self._executor = executor
         self._events = events
@@ -285,14 +285,16 @@ class OwnershipGuard:
             self._doubt("this member is not in its group any more")
         try:
             self._pursue(nested)
-            if not nested:
+            if nested:  # on_lost cannot come before it ends
+                self._withdrawn = [(inf, h) for _, h in self._withdrawn]
+            else:
                 self._leave_in_time()
         finally:
             self._keep_open()
 
     def _leave_in_time(self) -> None:
         now = monotonic()
-        self._withdrawn = [(since, h) for since, h in self._withdrawn if self._slots.still([h])]
+        self._withdrawn = [(min(since, now), h) for since, h in self._withdrawn if self._slots.still([h])]
         if any(now - since >= self._check.session for since, _ in self._withdrawn):
             self._give_up("the group has named another member for slots of this one, and nothing followed")
 
@@ -346,7 +348,7 @@ class OwnershipGuard:
             return
         log.warning("kpsplit: the group names other members for %d slots of this one", len(gone))
         self._slots.withdraw(gone)
-        self._withdrawn += [(now, h) for h in gone]
+        self._withdrawn += [(inf, h) for h in gone]
 
     def _read_again(self, members: Members, me: str) -> None:
         """Read slots again that were named for others, where the group has settled on this member."""
