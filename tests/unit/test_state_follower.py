@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class Logs:
     def __init__(self) -> None:
         self.length = 0
         self.asked, self.silent = 0, False
+        self.writes = False
+        """Who takes a slot writes an end record."""
         self.key = b"k"
         self.headers: list[tuple[str, str | bytes | None]] = []
         self.refuses = False
@@ -111,7 +114,10 @@ class Logs:
         return LOG
 
     def facts(self, slots: Sequence[SlotId], deadline: Any, *, owned: bool) -> dict[SlotId, ChangelogFacts]:
-        return {slot: ChangelogFacts("id", 0, self.length, 86_400_000) for slot in slots}
+        written = owned and self.writes
+        facts = ChangelogFacts("id", 0, self.length, 86_400_000, written)
+        self.length += written
+        return dict.fromkeys(slots, facts)
 
     def ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
         self.asked += 1
@@ -198,6 +204,30 @@ def test_records_that_show_where_the_log_ended_are_passed_over_and_are_no_garbag
     assert owned.marker is not None and owned.marker.position == 3
     assert scene.follower.counts["garbage"] == scene.follower.counts["restored"] == 0
     assert owned.get(scene.logs.key) is None
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_our_own_end_record_does_not_make_a_complete_copy_look_as_if_it_had_missed_something(
+    scene: Scene, records: int
+) -> None:
+    scene.logs.length, scene.logs.writes = records, True
+    first = scene.take(SLOT)
+    eventually(lambda: first.marker, "the slot")
+    assert scene.disk.markers[SLOT].position == records + 1
+    later = replace(scene.disk.markers[SLOT], as_of_ms=0)  # long ago
+    scene.disk.markers[SLOT] = later
+    scene.follower.leave(SLOT)
+    again = scene.take(SLOT)
+    eventually(lambda: again.marker, "the slot again")
+    assert again.marker is not None and again.marker.position == records + 2
+    assert not [name for name in scene.follower.counts if name.startswith("wiped")]
+
+
+def test_where_no_end_record_was_written_nothing_but_what_was_read_counts(scene: Scene) -> None:
+    scene.logs.length = 3
+    owned = scene.take(SLOT)
+    eventually(lambda: owned.marker, "the slot")
+    assert owned.marker is not None and owned.marker.position == 3
 
 
 def as_of(scene: Scene) -> int:

@@ -167,6 +167,7 @@ class Changelogs:
         if owned:
             with suppress(AuthorizationError):  # a tool that only reads: no commit of its own can follow
                 high = self._written_ends(name, places.values(), deadline)
+        written = high is not None
         if high is None:
             high = {place: end.offset for place, end in self._admin.end_offsets(places.values()).items()}
         if len(low) < len(places) or len(high) < len(places):
@@ -174,7 +175,7 @@ class Changelogs:
             raise UnreachableError(f"some partitions of {name} do not answer", hint="retry")
         topic_id, retention = checked.topic_id, checked.delete_retention_ms
         return {
-            slot: ChangelogFacts(topic_id, low[place], high[place], retention)
+            slot: ChangelogFacts(topic_id, low[place], high[place], retention, written)
             for slot, place in places.items()
         }
 

@@ -76,6 +76,7 @@ class Copy:
         place: its changelog partition.
         marker: what is stored.
         target: restored when ``position`` has reached it: then it has all that there was at ``asked_ms``.
+        ends_written: at ``target`` stands a record of ours that only shows the end; it counts as read.
         position: every changelog record before it was read; ``waiting`` is not stored yet.
         at_end: the end of the log was seen since the marker was stored.
     """
@@ -86,12 +87,14 @@ class Copy:
     marker: RestoreMarker
     target: int
     asked_ms: int
+    ends_written: bool = False
     position: int = field(init=False)
     at_end: bool = False
     waiting: dict[bytes, bytes | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.position = self.marker.position
+        self.position = 0
+        self.passed(self.marker.position)
 
     @property
     def restored(self) -> bool:
@@ -105,6 +108,8 @@ class Copy:
     def passed(self, position: int) -> None:
         """Everything before that offset was read."""
         self.position = max(self.position, position)
+        if self.ends_written and self.position == self.target:
+            self.position += 1
 
     def saw_end(self, position: int) -> None:
         self.passed(position)
@@ -257,7 +262,7 @@ class Follower:
         if wiped:
             self.counts[f"wiped-{wiped}"] += 1
             log.warning("kpsplit: state of %s is restored from the start: %s", slot, wiped)
-        return Copy(slot, owned, self._place(slot), marker, facts.high, now)
+        return Copy(slot, owned, self._place(slot), marker, facts.high, now, facts.ends_written)
 
     def _place(self, slot: SlotId) -> Place:
         return self._changelogs.name(slot), slot.number

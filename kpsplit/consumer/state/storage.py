@@ -77,6 +77,8 @@ class ChangelogFacts:
     low: int
     high: int
     delete_retention_ms: int
+    ends_written: bool = False
+    """At ``high`` stands a record that this process wrote to learn it."""
 
 
 class Wiped(StrEnum):
