@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
@@ -92,8 +93,12 @@ _LOOK_PAUSE = 0.02
 _ASK_SECONDS = 2.0
 
 
-def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: Deadline) -> None:
+def await_served(
+    admin: ClusterAdmin, topics: Mapping[str, int], deadline: Deadline, in_sync: float = inf
+) -> None:
     """Return when each broker's own metadata has the topics (partition counts by name), with all in sync.
+
+    ``in_sync``: so many replicas of each partition are enough.
 
     A producer that asks any broker then finds the new partitions at once. A broker that ends while we wait
     is asked until the deadline: an operation is not begun on a cluster that is losing brokers.
@@ -107,7 +112,7 @@ def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: Deadl
         one = connection.open_admin(
             "served", reconnect_backoff_max_ms=connection.longest_pause(500), **_limited_to(address)
         )
-        while not all(_serves(one, topic, count, deadline) for topic, count in topics.items()):
+        while not all(_serves(one, topic, count, deadline, in_sync) for topic, count in topics.items()):
             if deadline.left() <= 0:
                 names = ", ".join(topics)
                 raise DeadlineExceededError(f"broker {broker} ({address}) does not serve {names} in time")
@@ -118,13 +123,13 @@ def _limited_to(address: str) -> dict[str, object]:
     return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
 
 
-def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:
+def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline, in_sync: float) -> bool:
     try:
         listed = one.list_topics(topic, timeout=max(0.05, min(_ASK_SECONDS, deadline.left())))
     except KafkaException:
         return False
     found = listed.topics.get(topic)
-    return found is not None and found.error is None and complete(found, partitions)
+    return found is not None and found.error is None and complete(found, partitions, in_sync)
 
 
 CERTAIN_SECONDS = 10.0
@@ -227,9 +232,9 @@ def _named(heard: ClusterMetadata) -> Iterator[int]:
             yield from partition.replicas
 
 
-def complete(topic: TopicMetadata, partitions: int) -> bool:
+def complete(topic: TopicMetadata, partitions: int, in_sync: float = inf) -> bool:
     return len(topic.partitions) == partitions and all(
-        p.leader >= 0 and set(p.isrs) == set(p.replicas) for p in topic.partitions.values()
+        p.leader >= 0 and len(p.isrs) >= min(in_sync, len(p.replicas)) for p in topic.partitions.values()
     )
 
 

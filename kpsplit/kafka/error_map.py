@@ -111,6 +111,8 @@ MISSING = {
 }
 """Errors that say that there is no such topic or partition."""
 
+_TOO_FEW_BROKERS = "there are fewer brokers than replicas: start the others, then retry"
+
 
 def error_of(exception: KafkaException | KafkaError) -> KafkaError | None:
     """Return the KafkaError inside an exception of confluent-kafka.
@@ -167,7 +169,8 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         return UnreachableError(text, hint="the last transaction is still being ended: retry", retriable=True)
     if code in MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
-    return KpsplitError(text, retriable=error.retriable())
+    few = code == KafkaError.INVALID_REPLICATION_FACTOR
+    return KpsplitError(text, hint=_TOO_FEW_BROKERS if few else None, retriable=error.retriable())
 
 
 def _right(code: int, what: str) -> str:

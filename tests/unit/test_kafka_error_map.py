@@ -41,6 +41,15 @@ def test_a_missing_right_on_a_topic_is_named_by_what_was_being_done(what: str, r
     assert error.message == f"could not {what}: missing {right}"
 
 
+def test_a_topic_for_whose_replicas_there_are_too_few_brokers_is_refused_with_the_cause() -> None:
+    code = KafkaError.INVALID_REPLICATION_FACTOR
+    text = "The target replication factor of 3 cannot be reached because only 2 broker(s) are registered."
+    for reason in (text, None):
+        error = translate(KafkaError(code, reason), "create topic t", writing=True)
+        assert error.message == f"could not create topic t: {reason or KafkaError(code).str()}"
+        assert error.hint == "there are fewer brokers than replicas: start the others, then retry"
+
+
 def test_an_error_is_found_inside_an_exception_and_as_it_is() -> None:
     error = KafkaError(KafkaError._TRANSPORT)
     assert error_of(KafkaException(error)) is error

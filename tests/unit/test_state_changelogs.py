@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka.admin import NewPartitions
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.state import changelog as module
@@ -69,6 +71,8 @@ class Brokers:
         """What the changelog has."""
         self.written: list[tuple[int, bytes]] = []
         self.opened: list[dict[str, Any]] = []
+        self.waited: list[tuple[dict[str, int], int]] = []
+        """For which topics, and how many replicas in sync."""
         self._reports: list[Callable[[], None]] = []
         self.client = self
 
@@ -123,6 +127,15 @@ class Brokers:
     def create(self, name: str, config: dict[str, str], partitions: int, replication: int) -> None:
         self.made[name] = replace(topic_facts(name, partitions, replication), config=config)
 
+    def create_partitions(self, asked: list[NewPartitions], **_: Any) -> dict[str, Future[None]]:
+        (one,) = asked
+        self.made[one.topic] = replace(
+            self.made[one.topic], partitions=self.made[one.topic].partitions[:1] * one.new_total_count
+        )
+        done: Future[None] = Future()
+        done.set_result(None)
+        return {one.topic: done}
+
     def start_offsets(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
         return dict.fromkeys(places, 0)
 
@@ -141,7 +154,11 @@ def topic_facts(name: str, partitions: int, replication: int) -> TopicFacts:
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
     made = Brokers()
     monkeypatch.setattr(module, "ClusterAdmin", lambda connection: connection)
-    monkeypatch.setattr(module, "await_served", lambda *_: None)
+
+    def await_served(_: Brokers, topics: dict[str, int], deadline: Deadline, in_sync: int) -> None:
+        made.waited.append((topics, in_sync))
+
+    monkeypatch.setattr(module, "await_served", await_served)
     monkeypatch.setattr(module, "learn_leaders", lambda *_: None)
     yield made
 
@@ -243,6 +260,18 @@ def test_a_changelog_has_as_many_replicas_as_kpsplits_own_topics_or_else_one_for
     changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
     (made,) = brokers.made.values()
     assert made.replication == expected
+
+
+@pytest.mark.parametrize(("replicas", "enough"), [(3, 2), (2, 1), (1, 1)])
+def test_nobody_waits_for_a_broker_that_is_away_but_for_as_many_replicas_as_a_write_needs(
+    brokers: Brokers, replicas: int, enough: int
+) -> None:
+    brokers.own_replication = replicas
+    logs = changelogs(brokers)
+    logs.facts([SLOT], Deadline(5), owned=True)
+    brokers.partitions = 2
+    logs.facts([SlotId("orders", 1, 0, 4)], Deadline(5), owned=True)
+    assert brokers.waited == [({logs.name(SLOT): 4}, enough), ({logs.name(SLOT): 8}, enough)]
 
 
 def record_of(slot: SlotId) -> Message:

@@ -240,10 +240,11 @@ class Changelogs:
             )
         wanted = len(parent.partitions) * slot.slots
         replication = self._replication()
+        config = topic_config(replication, CHANGELOG_SEGMENT_BYTES)
+        enough = int(config.get("min.insync.replicas", "1"))  # a broker may be away
         if name not in self._admin.topics():
-            config = topic_config(replication, CHANGELOG_SEGMENT_BYTES)
             self._admin.create(name, config, partitions=wanted, replication=replication)
-            await_served(self._admin, {name: wanted}, deadline)
+            await_served(self._admin, {name: wanted}, deadline, enough)
         found = self._admin.describe(name)
         wrong = misfits(OwnTopic(name, None), found, replication)
         if wrong:
@@ -253,7 +254,7 @@ class Changelogs:
             )
         if len(found.partitions) != wanted:
             self._extend(found, slot, wanted, deadline)
-            await_served(self._admin, {name: max(wanted, len(found.partitions))}, deadline)
+            await_served(self._admin, {name: max(wanted, len(found.partitions))}, deadline, enough)
         self._doubted.pop(name, None)
         learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
