@@ -9,8 +9,14 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
+from kpsplit.consumer.state.follower import Follower
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.following import FollowingProducer
 from kpsplit.producer import lookup
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.unit.state_fakes import Disk
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
@@ -47,4 +53,14 @@ def test_a_closed_admin_keeps_no_client() -> None:
     admin._session.writer()
     assert clients() - admins and clients(FollowingProducer) - producers
     admin.close()
+    assert not clients() - admins and not clients(FollowingProducer) - producers
+
+
+def test_a_follower_that_has_ended_keeps_no_client() -> None:
+    admins, producers = clients(), clients(FollowingProducer)
+    follower = Follower(Disk(), Connection(CONFIG), "billing")  # type: ignore[arg-type]
+    with pytest.raises(KpsplitError):
+        follower._changelogs._written_ends("log", [PhysicalPartition("log", 0)], Deadline(0.01))
+    assert clients() - admins and clients(FollowingProducer) - producers
+    follower.close()
     assert not clients() - admins and not clients(FollowingProducer) - producers

@@ -18,14 +18,7 @@ from functools import partial
 from secrets import token_bytes
 from threading import Lock
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
 from kpsplit.clock import Deadline
@@ -140,6 +133,11 @@ class Changelogs:
         self._checked: dict[str, _Checked] = {}
         self._doubted: dict[str, Deadline] = {}
         self._producer: Producer | None = None
+
+    def close(self) -> None:
+        """End the clients, with their threads and connections."""
+        self._producer = None
+        self._admin.close()
 
     def name(self, slot: SlotId) -> str:
         return changelog_topic(self._group, slot.topic)

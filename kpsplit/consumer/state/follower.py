@@ -206,6 +206,7 @@ class Follower:
                 self._step()
         finally:
             self._consumer.close()
+            self._changelogs.close()
 
     def _step(self) -> None:
         try:
