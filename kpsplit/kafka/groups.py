@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
@@ -168,9 +169,25 @@ def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: M
         joined, given = member["member_metadata"], member["member_assignment"]
         assigned |= dict.fromkeys(_places(given, "assigned_partitions"), owner)
         kept |= _places(joined, "owned_partitions")
-        readable = readable and not isinstance(joined, bytes) and not isinstance(given, bytes)
+        readable = readable and _names_what_it_has(joined) and not isinstance(given, bytes)
     stable = found["group_state"] == "Stable"
     return Members(True, stable and readable, assigned, frozenset(kept))
+
+
+def _names_what_it_has(joined: Any) -> bool:
+    """Return whether it is known what a member had when it joined; bytes are what kafka-python cannot decode.
+
+    kafka-go says version 1 and writes version 0, topics and user data: it has nothing to release then.
+    """
+    if not isinstance(joined, bytes):
+        return True
+    from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+    plain = bytes(2) + joined[2:]
+    try:
+        return bool(ConsumerProtocolSubscription.decode(plain).encode() == plain)
+    except (struct.error, ValueError):
+        return False
 
 
 def _places(told: Any, name: str) -> set[PhysicalPartition]:

@@ -35,6 +35,13 @@ IN_REBALANCE = Members(True, False, {SLOT: OTHER})
 EXPELLED = Members(False, True, {})
 
 
+AS_KAFKA_GO = b"\0\1" + b"\0\0\0\1" + b"\0\6orders" + b"\0\0\0\2\xff\xfe"
+"""Version 1 without the list of what is owned: topics and user data, as kafka-go joins.
+
+kafka-python cannot decode it: it gives the bytes, or (3.0) a text made of them.
+"""
+
+
 class Asked(GroupOffsets):
     """A ledger whose log and group the test gives; ``asked``: what it asked, in order."""
 
@@ -104,9 +111,23 @@ def joined_with(*places: PhysicalPartition) -> dict[str, object]:
         (joined_with(SLOT), NOBODY),
         ({"topics": ["orders"]}, Members(True, True, {SLOT: OTHER})),
         ("", Members(True, True, {SLOT: OTHER})),
+        (AS_KAFKA_GO, Members(True, True, {SLOT: OTHER})),
+        (AS_KAFKA_GO.decode(errors="backslashreplace"), Members(True, True, {SLOT: OTHER})),
+        (AS_KAFKA_GO + b"\0\0", IN_REBALANCE),
         (b"unreadable", IN_REBALANCE),
+        (b"\0\1", IN_REBALANCE),
     ],
-    ids=["more", "the-same", "a-client-of-before", "nothing", "unreadable"],
+    ids=[
+        "more",
+        "the-same",
+        "a-client-of-before",
+        "nothing",
+        "go",
+        "go-as-text",
+        "cut",
+        "unreadable",
+        "short",
+    ],
 )
 def test_of_a_classic_group_it_is_known_what_its_members_had_when_they_joined(
     monkeypatch: pytest.MonkeyPatch, joined: object, known: Members
