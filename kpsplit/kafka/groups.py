@@ -365,17 +365,20 @@ def readers_without_commit(
     Raises:
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
-    found = []
-    limit = Deadline(min(_REBALANCE_SECONDS, deadline.left()))
-    for group in every_group(admin, deadline):
-        if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
-            while True:
-                deadline.check("the members of the consumer groups")
-                members = describe_members(admin, group.group_id, answer_within(deadline), kept=True)
-                if members.settled or limit.expired():
-                    break
-                time.sleep(PAUSE)
-            found += [group.group_id] if members.on(topics) else []
+    found: list[str] = []
+    listed = [g.group_id for g in every_group(admin, deadline) if g.state not in WITHOUT_MEMBERS]
+    limits: dict[str, Deadline] = {}
+    left = [group for group in listed if group not in committed]
+    while left:
+        for group in tuple(left):
+            deadline.check("the members of the consumer groups")
+            members = describe_members(admin, group, answer_within(deadline), kept=True)
+            limit = limits.setdefault(group, Deadline(min(_REBALANCE_SECONDS, deadline.left())))
+            if members.settled or limit.expired():
+                left.remove(group)
+                found += [group] if members.on(topics) else []
+        if left:
+            time.sleep(PAUSE)
     return sorted(found)
 
 

@@ -334,6 +334,25 @@ def test_a_group_that_does_not_come_to_rest_counts_as_a_reader(monkeypatch: pyte
     assert Rebalancing(monkeypatch, 10**9, PhysicalPartition("elsewhere", 0)).readers() == ["new"]
 
 
+def test_a_group_that_does_not_come_to_rest_takes_no_time_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is asked in turn, and a later one does not count by a single look."""
+    monkeypatch.setattr(groups, "_REBALANCE_SECONDS", 0.05)
+    rebalancing = Rebalancing(monkeypatch, 0, UNSPLIT.parent)
+    looks = {"restless": 10**9, "short": 3, "stable": 0}
+    listed = [SimpleNamespace(group_id=name, state=ConsumerGroupState.STABLE) for name in looks]
+
+    def described(_: object, group: str, *__: object, kept: bool) -> Members:
+        looks[group] -= 1
+        return Members(True, looks[group] < 0, {})
+
+    monkeypatch.setattr(groups, "every_group", lambda *_: listed)
+    monkeypatch.setattr(groups, "describe_members", described)
+    assert rebalancing.readers() == ["restless"]
+    assert looks["stable"] == looks["short"] == -1, "it was asked again though it was settled"
+
+
 @pytest.mark.parametrize(
     ("leaders", "lists"),
     [([[0, 1], [0, 1]], 1), ([[0, None], [0, 1], [0, 1]], 1), ([[0, 1], [1, 1], [1, 1], [1, 1]], 2), ([], 1)],
