@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import (
@@ -161,6 +161,29 @@ def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: M
     found = answers[group]
     if found["error"] is not None:
         raise UnreachableError(f"could not {what}: {found['error']}", hint="retry", retriable=True)
+    return _told(found)
+
+
+def _stable_classic(admin: ClusterAdmin, groups: list[str], seconds: float) -> dict[str, Members]:
+    """Return the members of those groups that are classic and stable, asked with one client.
+
+    All others are left out, all groups if they cannot be asked so: the question for one says why.
+    """
+    try:
+        answers = ask_kafka_python(
+            admin.connection.properties, "kpsplit-groups", seconds, lambda c: c.describe_groups(groups)
+        )
+    except (NotExpressibleError, KafkaPythonError):
+        return {}
+    stable = {g: told for g, told in answers.items() if not told["error"] and told["group_state"] == "Stable"}
+    return {
+        group: replace(_told(told), kept=frozenset()) if told["protocol_data"] in _EAGER else _told(told)
+        for group, told in stable.items()
+    }
+
+
+def _told(found: dict[str, Any]) -> Members:
+    """Return the members in what kafka-python says of a classic group."""
     assigned: dict[PhysicalPartition, Owner] = {}
     kept: set[PhysicalPartition] = set()
     readable = True
@@ -369,10 +392,13 @@ def readers_without_commit(
     listed = [g.group_id for g in every_group(admin, deadline) if g.state not in WITHOUT_MEMBERS]
     limits: dict[str, Deadline] = {}
     left = [group for group in listed if group not in committed]
+    told = _stable_classic(admin, left, answer_within(deadline)) if left else {}
     while left:
         for group in tuple(left):
             deadline.check("the members of the consumer groups")
-            members = describe_members(admin, group, answer_within(deadline), kept=True)
+            members = told.pop(group, None) or describe_members(
+                admin, group, answer_within(deadline), kept=True
+            )
             limit = limits.setdefault(group, Deadline(min(_REBALANCE_SECONDS, deadline.left())))
             if members.settled or limit.expired():
                 left.remove(group)

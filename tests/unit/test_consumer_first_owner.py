@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.slots.assigned import Found, SlotStart, StartRequest, StillOwnedError
 from kpsplit.errors import KpsplitError, UnreachableError
@@ -93,7 +94,12 @@ class Classic:
             "member_metadata": joined,
             "member_assignment": {"assigned_partitions": [{"topic": SLOT.topic, "partitions": [0]}]},
         }
-        self.group = {"error": error, "group_state": "Stable", "members": [told]}
+        self.group = {
+            "error": error,
+            "group_state": "Stable",
+            "protocol_data": assignor,
+            "members": [told],
+        }
 
     def ask(self, *_: object) -> Any:
         return {"g": self.group}
@@ -155,6 +161,40 @@ def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(
     monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
     with pytest.raises(UnreachableError, match="NotCoordinatorError"):
         groups.describe_members(classic.admin, "g", kept=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_itself"),
+    [
+        ({}, False),
+        ({"error": "[Error 69] GroupIdNotFoundError"}, True),
+        ({"group_state": "PreparingRebalance"}, True),
+        ({"protocol_data": "range"}, False),
+    ],
+    ids=["stable", "of-the-other-protocol", "in-rebalance", "eager"],
+)
+def test_many_groups_are_asked_with_one_client_and_only_those_that_are_not_stable_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], by_itself: bool
+) -> None:
+    names, asked, alone = ["a", "b"], list[list[str]](), list[str]()
+    listed = [SimpleNamespace(group_id=name, state=ConsumerGroupState.STABLE) for name in names]
+    classic = Classic(joined_with(PARENT, SLOT))
+    classic.group.update(changes)
+
+    def ask(_: object, __: str, seconds: float, question: Callable[[Any], Any]) -> Any:
+        describe = lambda groups: asked.append(list(groups)) or dict.fromkeys(groups, classic.group)  # noqa: E731
+        return question(SimpleNamespace(describe_groups=describe))
+
+    def described(_: object, group: str, *__: object, kept: bool) -> Members:
+        alone.append(group)
+        return KEPT
+
+    monkeypatch.setattr(groups, "every_group", lambda *_: listed)
+    monkeypatch.setattr(groups, "ask_kafka_python", ask)
+    monkeypatch.setattr(groups, "describe_members", described)
+    found = groups.readers_without_commit(classic.admin, (), {PARENT.topic}, Deadline(60))
+    assert found == ([] if changes.get("protocol_data") else names)
+    assert (asked, alone) == ([names], names if by_itself else [])
 
 
 def start(group_offsets: GroupOffsets, *predecessors: PhysicalPartition) -> Found:

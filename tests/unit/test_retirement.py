@@ -304,6 +304,7 @@ class Rebalancing:
         group = SimpleNamespace(group_id="new", state=ConsumerGroupState.PREPARING_REBALANCING)
         monkeypatch.setattr(groups, "every_group", lambda *_: [group])
         monkeypatch.setattr(groups, "describe_members", self._described)
+        monkeypatch.setattr(groups, "_stable_classic", lambda *_: {})
         monkeypatch.setattr(groups.time, "sleep", lambda _: None)
 
     def _described(self, *_: object, kept: bool = False) -> Members:
