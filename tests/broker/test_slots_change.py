@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -25,7 +25,7 @@ from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, changelog_topic, enrolment_key, slots_topic
-from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
+from tests.broker.consuming import REMOTE, Log, Member, consumer, reading, shared, wait_for
 from tests.broker.operating import DiedError, dying_after, operating, split
 from tests.broker.sleeping import COUNT, PATIENCE, SHORT_SESSION_MS, Sleeper, send
 from tests.conftest import MakeTopic
@@ -127,6 +127,50 @@ def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_
     assert log.duplicates() == 0, log.handed_out_again()
     names = {slots_topic(topic, generation) for generation in (1, 2, 3)}
     wait_for(lambda: names & topics(admin).keys() == {slots_topic(topic, 3)}, "the former slots to be gone")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_member_that_changes_its_topics_back_and_forth_reads_what_it_names_last_and_never_leaves(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
+) -> None:
+    """Also where it names a topic that does not exist."""
+    first, second = make_topic(), make_topic()
+    shared(operations, first, slots=2)
+    found: list[str] = []
+    with consumer(bootstrap, f"g-{first}", **settings(protocol)) as member:
+
+        def polls(condition: Callable[[], Any]) -> None:
+            end = time.monotonic() + PATIENCE
+            while not condition():
+                assert time.monotonic() < end, dict(member.stats())
+                message = member.poll(0.05)
+                if message is not None and message.error() is None:
+                    found.append((message.value() or b"").decode())
+
+        def has(count: int) -> bool:
+            return list(member.stats()["slots"].values()).count("reading") == count
+
+        nothing = f"{first}-nothing"
+        for number, (changes, count) in enumerate(
+            (
+                ([[first]], 2),
+                ([[second], [first]], 2),
+                ([[first, second]], 3),
+                ([[first], [first, second]], 3),
+                ([[first, second, nothing]], 3),
+                ([[first, nothing], [first, second]], 3),
+                ([[second]], 1),
+                ([[first, second]], 3),
+            )
+        ):
+            for wanted in changes:
+                member.subscribe(wanted)
+            polls(lambda count=count: has(count))  # type: ignore[misc]
+            values = send(bootstrap, first, f"{number}-first") if first in wanted else set()
+            values |= send(bootstrap, second, f"{number}-second") if second in wanted else set()
+            polls(lambda values=values: values <= set(found))  # type: ignore[misc]
+        assert not member.stats()["left_group"]
+    assert len(found) == len(set(found))
 
 
 STEPS = ["Slots", "Change", "Settled", "DeleteSlots"]
