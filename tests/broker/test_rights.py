@@ -135,7 +135,8 @@ def test_retire_deletes_nothing_while_a_group_is_denied_to_the_operator(
         send(producer, "unread by a group that is denied")
     merge_all(operations)
     name = state_of(operations, PARENT).subtopics[-1].name
-    secret, describe = "secret", Right(Resource.GROUP, "secret", False, Operation.DESCRIBE)
+    secret = "a-secret"  # named first among those that have not read it
+    describe = Right(Resource.GROUP, secret, False, Operation.DESCRIBE)
     reader = PlainConsumer({**guarded.client(ADMIN), "group.id": secret})
     reader.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
     reader.close()
