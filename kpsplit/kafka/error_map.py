@@ -54,6 +54,8 @@ FENCED = {
 
 What that means the owner of the id knows; of a group's membership it says nothing.
 """
+_FAILED_FOR_GOOD = {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+"""What a producer that failed for good says of records that it is given, and of those that it had."""
 NO_MEMBER = {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH}
 """The group has no such member any more: what it owned is, or will be, another's."""
 _BROKEN_OFF = {KafkaError._TRANSPORT, KafkaError.NETWORK_EXCEPTION}
@@ -129,6 +131,17 @@ def is_one_of(exception: BaseException, codes: Collection[int]) -> bool:
     """Return whether the client library raised an error with one of these codes."""
     error = error_of(exception) if isinstance(exception, KafkaException) else None
     return error is not None and error.code() in codes
+
+
+def failed_for_good(raised: BaseException | None) -> bool:
+    """Return whether an error, or its cause, says that its producer never writes again.
+
+    After any other error it may still write, and would overtake a later try that comes from another producer.
+    """
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    error = None if raised is None else error_of(raised)
+    return error is not None and (error.fatal() or error.code() in _FAILED_FOR_GOOD)
 
 
 def is_late(exception: BaseException) -> bool:

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError, RecordError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.error_map import failed_for_good
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.producer.lookup import topic_id_of
@@ -143,7 +143,7 @@ class Registration:
         try:
             self.writer().write_all(PRODUCERS_TOPIC, [(record.key, record.encode()), *removed], deadline)
         except (KpsplitError, KafkaException) as raised:
-            if _failed_for_good(raised):
+            if failed_for_good(raised):
                 self._writer = None
             raise
         if anew:
@@ -161,13 +161,6 @@ class Registration:
         # Not good before the write is acknowledged: an operator might never see it.
         self._published, self._good_until = True, 0.0
         return replace(record, generation=self.record.generation)
-
-
-def _failed_for_good(raised: KpsplitError | KafkaException) -> bool:
-    """Return whether the client that was to write never writes again. After another error it may, later."""
-    cause = raised if isinstance(raised, KafkaException) else raised.__cause__
-    error = error_of(cause) if isinstance(cause, KafkaException) else None
-    return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
 
 
 def _fits(record: ProducerRegistration) -> bool:

@@ -140,14 +140,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "keep the client of the registration that failed for good",
         "producer.lease",
-        "            if _failed_for_good(raised):\n",
+        "            if failed_for_good(raised):\n",
         "            if False:\n",
         "unit/test_producer_closing.py",
     ),
     (
         "replace the writer of the changelog although it may still write",
         "consumer.state.changelog",
-        "                if _failed_for_good(raised):\n",
+        "                if failed_for_good(raised):\n",
         "                if True:\n",
         "unit/test_state_commits.py",
     ),

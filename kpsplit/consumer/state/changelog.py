@@ -44,7 +44,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, failed_for_good, translate
 from kpsplit.kafka.log_ends import learn_leaders
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -424,7 +424,7 @@ class ChangelogCommit:
             try:
                 self._flush(self._writer.producer(), deadline)
             except BaseException as raised:  # whatever it is: what was cut must not stay so
-                if _failed_for_good(raised):
+                if failed_for_good(raised):
                     self._writer.forget()
                 self.aborted()
                 raise
@@ -457,21 +457,6 @@ class ChangelogCommit:
                     "the changelog's acknowledgements did not come in time",
                     hint="no position was committed; the next commit writes them again",
                 )
-
-
-_OVER = {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
-"""What a producer that failed for good says of records that it is given, and of those that it had."""
-
-
-def _failed_for_good(raised: BaseException | None) -> bool:
-    """Return whether an error says that its producer never writes again.
-
-    After any other error it may still write, and would overtake a later try that comes from another producer.
-    """
-    while raised is not None and not isinstance(raised, KafkaException):
-        raised = raised.__cause__
-    error = None if raised is None else error_of(raised)
-    return error is not None and (error.fatal() or error.code() in _OVER)
 
 
 def _produce(producer: Producer, send: Callable[[], None], deadline: Deadline) -> None:
