@@ -94,7 +94,6 @@ def node_properties(
         "num.io.threads": "4",
         "background.threads": "4",
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
-        "replica.fetch.wait.max.ms": "100",
         # Followers that ask a new leader before it leads pause for so long; the default is a second, in which
         # no write with acks=all to that broker is acknowledged.
         "replica.fetch.backoff.ms": "100",
