@@ -412,13 +412,17 @@ def retire(operator: Operator) -> int:
     deadline = operator.deadline(CALL_SECONDS)
     before: PartitionState = operator.process.call(lambda: _look(operator))
     sealed = [t.name for t in before.subtopics if t.state is SubTopicState.SEALED]
-    going = [name for name in sealed if operator.process.call(partial(_drained, operator, before, name))]
+
+    def drained(name: str) -> bool:
+        return bool(operator.process.call(partial(_drained, operator, before, name, deadline)))
+
+    going = [name for name in sealed if drained(name)]
     if before.phase is not Phase.STEADY or not going:
         return 0
     state = operator.claim(deadline, lambda now: now.revision == before.revision)
     if state.revision != before.revision:
         raise ConflictError("it has changed meanwhile")
-    for name in going:
+    for name in filter(drained, going):  # again: the claim may have waited for its turn
         state = operator.record(state, Retire(name), deadline)
         operator.process.call(partial(_delete, operator, name))
     return len(going)
@@ -429,12 +433,14 @@ def _look(operator: Operator) -> Effect:
     return operator.world.control.seen()
 
 
-def _drained(operator: Operator, state: PartitionState, name: str) -> Effect:
+def _drained(operator: Operator, state: PartitionState, name: str, deadline: Deadline) -> Effect:
     yield f"looks who has to read {name}"
     world = operator.world
+    ordinary = {GROUP: dict(world.coordinator.offsets)} if world.coordinator.offsets else {}
+    end = world.offsets.end()
+    yield from operator._until("reads the offset log", lambda: world.offsets.stable() >= end, deadline)
     tail = OffsetTail(world.offsets)
     tail.follow()
-    ordinary = {GROUP: dict(world.coordinator.offsets)} if world.coordinator.offsets else {}
     positions = proven_positions(ordinary, tail.fold, state, None)
     operator.group_known = bool(positions)
     starts = {place: log.start for place, log in world.brokers.logs.items()}
