@@ -225,7 +225,7 @@ class GlobalOption(click.Option):
         super().__init__(names, callback=callback, expose_value=False, **attributes)
 
 
-GLOBAL_OPTIONS = (
+CONNECTION_OPTIONS = (
     GlobalOption("-b", "--bootstrap-server", metavar="HOST:PORT,…", help="Brokers to connect to first."),
     GlobalOption(
         "--command-config",
@@ -242,11 +242,15 @@ GLOBAL_OPTIONS = (
         allow_from_autoenv=False,
         callback=_take_properties,
     ),
-    GlobalOption(
-        *("-o", "--output"),
-        type=click.Choice([TABLE, JSON]),
-        help="Format of the data on stdout.  [default: table]",
-    ),
+)
+OUTPUT_OPTION = GlobalOption(
+    *("-o", "--output"),
+    type=click.Choice([TABLE, JSON]),
+    help="Format of the data on stdout.  [default: table]",
+)
+GLOBAL_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    OUTPUT_OPTION,
     GlobalOption(
         "--timeout",
         metavar="DURATION",
