@@ -32,6 +32,7 @@ from typing import Self
 from kpsplit.clock import Deadline
 from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
+from kpsplit.files import write_whole
 
 HOST = "127.0.0.1"
 
@@ -206,9 +207,7 @@ class ClusterIdentity:
 
     def save(self, folder: Path) -> None:
         """Write `cluster.json`, whole or not at all."""
-        new = folder / "cluster.json.new"
-        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        new.replace(folder / "cluster.json")
+        write_whole(folder / "cluster.json", f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
 
 def new_id() -> str:
