@@ -55,9 +55,12 @@ class Progression:
         first = self.at(length)
         return tuple(Progression(first + self.stride * j, self.stride * count) for j in range(count))
 
+    def steps_to(self, logical: int) -> int:
+        """Return how many of the numbers are below this one."""
+        return max(0, -((self.base - logical) // self.stride))
+
     def from_beyond(self, floor: int) -> Progression:
-        steps = max(0, -((self.base - floor) // self.stride))
-        return Progression(self.at(steps), self.stride)
+        return Progression(self.at(self.steps_to(floor)), self.stride)
 
 
 FIRST = Progression(0, 1)
