@@ -128,10 +128,7 @@ def find_state(operations: Admin, connection: Connection, parent: PhysicalPartit
     view = operations.view()
     if parent not in view.states:
         check_partition(connection, parent)
-    state = view.state(parent)
-    if state is None:
-        raise view.not_enrolled(parent.topic)
-    return state
+    return view.enrolled_state(parent)
 
 
 Wanted = Callable[[PartitionState], bool]
