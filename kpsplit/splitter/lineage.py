@@ -236,6 +236,14 @@ class Lineage:
         """Return the segments that name this one as a predecessor."""
         return tuple(s for s in self.segments if segment_id in s.predecessors)
 
+    def ancestors(self, segment_id: int) -> set[int]:
+        """Return the ids of everything that comes before a segment."""
+        found = set(self.get(segment_id).predecessors)
+        for segment in reversed(self.segments):
+            if segment.id in found:
+                found.update(segment.predecessors)
+        return found
+
     def next_logical(self) -> int:
         """Return 1 + the greatest logical offset that any closed segment gave to a record (0 if none did)."""
         lasts = (s.logical(s.end - 1) for s in self.segments if s.end is not None and s.end > s.start)
