@@ -130,14 +130,8 @@ class ClusterSnapshot:
 
     def _parents(self) -> list[PhysicalPartition]:
         topic, wanted = self._query.topic, self._query.partitions
-        if wanted is None:
-            found = self._admin.known(topic)
-            if found is None:
-                raise UsageError(
-                    f"there is no topic {topic}", hint="check the name and the right to describe it"
-                )
-            wanted = tuple(range(len(found.partitions)))
-        return [PhysicalPartition(topic, number) for number in wanted]
+        numbers = range(self._admin.partition_count(topic)) if wanted is None else wanted
+        return [PhysicalPartition(topic, number) for number in numbers]
 
     def _watch_short(
         self,
