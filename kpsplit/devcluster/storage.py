@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -291,16 +290,12 @@ def locked(folder: Path) -> Iterator[int]:
     Raises:
         ConflictError: a cluster runs on this folder.
     """
-    descriptor = os.open(folder / "cluster.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConflictError(
-            f"an embedded cluster is running on {folder}",
-            hint="stop it (`kpsplit cluster down`) or choose another folder",
-        ) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with (folder / "cluster.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"an embedded cluster is running on {folder}",
+                hint="stop it (`kpsplit cluster down`) or choose another folder",
+            ) from error
+        yield file.fileno()
