@@ -89,7 +89,7 @@ def outcome(kind: str, line: str, *content: Html) -> Html:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     """Return a table; columns of numbers stand to the right."""
     rows = list(rows)
-    kinds = ["n" if all(_is_number(row[i]) for row in rows) else "" for i in range(len(columns))]
+    kinds = ["n" if all(is_number(row[i]) for row in rows) else "" for i in range(len(columns))]
     head = "".join(_cell("th", name, kind) for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
         "<tr>" + "".join(_cell("td", c, kind) for c, kind in zip(row, kinds, strict=True)) + "</tr>"
@@ -117,7 +117,7 @@ def _cell(tag: str, content: str, kind: str) -> str:
     return f"<{tag}{f' class={name!r}' if name else ''}>{escape(content)}</{tag}>"
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
     if isinstance(cell, Html):
         return False
     return cell in ("", "–", "open", "no record") or cell.replace(",", "").replace(".", "").isdigit()

@@ -87,7 +87,7 @@ class VerbCommand(click.Command):
     def __init__(
         self, *, callback: Callable[..., Any], params: Sequence[click.Parameter], **rest: Any
     ) -> None:
-        super().__init__(callback=_with_call(callback), params=[*params, *GLOBAL_OPTIONS], **rest)
+        super().__init__(callback=with_call(callback), params=[*params, *GLOBAL_OPTIONS], **rest)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verb's own options, then the global ones."""
@@ -101,7 +101,9 @@ class VerbCommand(click.Command):
                     formatter.write_dl(rows)
 
 
-def _with_call(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command's function a Call before its parameters."""
+
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         given = given_in(click.get_current_context())
@@ -126,10 +128,7 @@ def find_state(operations: Admin, connection: Connection, parent: PhysicalPartit
     view = operations.view()
     if parent not in view.states:
         check_partition(connection, parent)
-    state = view.state(parent)
-    if state is None:
-        raise view.not_enrolled(parent.topic)
-    return state
+    return view.enrolled_state(parent)
 
 
 Wanted = Callable[[PartitionState], bool]

@@ -150,17 +150,13 @@ class Root(click.Group):
 
 @click.group(PROGRAM, cls=Root, params=list(GLOBAL_OPTIONS), context_settings=_CONTEXT, no_args_is_help=True)
 @click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli() -> None:
     """Split and merge live Kafka partitions by key range.
 
     A hot partition, TOPIC/P, is split by key range while producers and consumers keep running, and merged
     back later. Ranges are written LO:HI in hexadecimal. Options may stand before or after the verb; each one
     can also come from the environment, e.g. KPSPLIT_BOOTSTRAP_SERVER.
     """
-    given = given_in(ctx)
-    cluster_defaults = {verb: {"output": given.output} for verb in ("up", "status", "down")}
-    ctx.default_map = {"cluster": cluster_defaults}
 
 
 def main() -> int:

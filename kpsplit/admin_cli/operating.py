@@ -86,11 +86,7 @@ def check_current(operations: Admin, plan: Plan) -> Plan:
     """Raises ConflictError: the partition is no longer as it was when the plan was made."""
     from kpsplit.control.planning import refuse_moved_on
 
-    view = operations.view()
-    state = view.state(plan.parent)
-    if state is None:
-        raise view.not_enrolled(plan.parent.topic)
-    refuse_moved_on(plan, state)
+    refuse_moved_on(plan, operations.view().enrolled_state(plan.parent))
     return plan
 
 

@@ -188,6 +188,8 @@ class Given:
     verb: str | None = None
     others: list[Mapping[str, str]] = field(default_factory=list)
     """Settings that the verb has read itself: what is secret in them must not be shown either."""
+    typed: dict[str, Any] = field(default_factory=dict)
+    """What of all this stands on the command line, not in the environment."""
 
 
 def given_in(ctx: click.Context) -> Given:
@@ -205,8 +207,10 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     given = given_in(ctx)
     if param.name == "verbose":
         given.verbose += value
-    else:
-        setattr(given, param.name, value)
+        return
+    setattr(given, param.name, value)
+    if source is ParameterSource.COMMANDLINE:
+        given.typed[param.name] = value
 
 
 def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -216,6 +220,7 @@ def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> 
         lines = LINE_END.split(os.environ.get(PROPERTIES_VARIABLE, ""))
         given.properties.update(PROPERTY.convert(line, param, ctx) for line in lines if line.strip())
     given.properties.update(value)
+    given.typed.setdefault("properties", {}).update(value)
 
 
 class GlobalOption(click.Option):
@@ -225,7 +230,7 @@ class GlobalOption(click.Option):
         super().__init__(names, callback=callback, expose_value=False, **attributes)
 
 
-GLOBAL_OPTIONS = (
+CONNECTION_OPTIONS = (
     GlobalOption("-b", "--bootstrap-server", metavar="HOST:PORT,…", help="Brokers to connect to first."),
     GlobalOption(
         "--command-config",
@@ -242,11 +247,15 @@ GLOBAL_OPTIONS = (
         allow_from_autoenv=False,
         callback=_take_properties,
     ),
-    GlobalOption(
-        *("-o", "--output"),
-        type=click.Choice([TABLE, JSON]),
-        help="Format of the data on stdout.  [default: table]",
-    ),
+)
+OUTPUT_OPTION = GlobalOption(
+    *("-o", "--output"),
+    type=click.Choice([TABLE, JSON]),
+    help="Format of the data on stdout.  [default: table]",
+)
+GLOBAL_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    OUTPUT_OPTION,
     GlobalOption(
         "--timeout",
         metavar="DURATION",

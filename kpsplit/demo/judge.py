@@ -364,10 +364,11 @@ class KeyOrder:
     """
 
     def __init__(self, lineages: Iterable[Lineage]) -> None:
-        self._ancestors: dict[tuple[int, int], frozenset[int]] = {}
+        self._ancestors: dict[tuple[int, int], set[int]] = {}
         self._latest: dict[tuple[int, int], dict[int, int]] = {}
         for lineage in lineages:
-            self._learn(lineage)
+            partition = lineage.parent.partition
+            self._ancestors |= {(partition, s.id): lineage.ancestors(s.id) for s in lineage}
 
     def keeps(self, entry: Worked) -> bool:
         """Take a record that is worked on for the first time; return whether it comes in its order."""
@@ -378,14 +379,6 @@ class KeyOrder:
         late |= any(entry.segment in self._ancestors[entry.partition, other] for other in seen)
         seen[entry.segment] = max(entry.offset, seen.get(entry.segment, -1))
         return not late
-
-    def _learn(self, lineage: Lineage) -> None:
-        """Segments come in the order of their ids, which puts each after its predecessors."""
-        partition = lineage.parent.partition
-        for segment in lineage:
-            direct = frozenset(segment.predecessors)
-            further = (self._ancestors[partition, before] for before in direct)
-            self._ancestors[partition, segment.id] = direct.union(*further)
 
 
 def judge(

@@ -202,7 +202,7 @@ def table_lines(table: Rows) -> list[str]:
     ]
     cells = [list(table.columns), *body]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    right = [all(_is_number(row[i]) for row in body) for i in range(len(table.columns))]
+    right = [all(html.is_number(row[i]) for row in body) for i in range(len(table.columns))]
     lines = [table.heading]
     for row in cells:
         line = "  ".join(
@@ -211,10 +211,6 @@ def table_lines(table: Rows) -> list[str]:
         )
         lines.append(f"  {line}".rstrip())
     return [line for line in lines if line]
-
-
-def _is_number(cell: str) -> bool:
-    return cell in ("", "–", "open", "no record") or cell.replace(",", "").replace(".", "").isdigit()
 
 
 # -- the pictures over time ------------------------------------------------------------------------

@@ -1,14 +1,12 @@
 """What the writers write, and the journals of what became of it.
 
-Writers write records with skewed keys, or the lines of a file. Journals are compact and appended to; their
-reader leaves out a torn entry at the end, where a process was killed.
+Writers write records with skewed keys, or the lines of a file. Journals are appended to; their reader leaves
+out a torn entry at the end, where a process was killed.
 
-A writer's journal says what it sent, when, and what became of it. Entries, little-endian, begin with a byte
-that says what they are:
+A writer's journal says what it sent, when, and what became of it: lines of JSON.
 
-    K  number of the key (4), length (4), the key's bytes         a key, before its first use
-    S  sequence (8), key (4), logical partition (2), time (8)     a record is about to be given to produce()
-    O  sequence (8), outcome (1), partition (2), offset (8), time (8)     its delivery report arrived
+    ["S", sequence, key, logical partition, time]      a record is about to be given to produce()
+    ["O", sequence, delivered, partition, offset, time]      its delivery report arrived
 
 Times are seconds of the monotonic clock that all processes of a machine share. A record that has an S and no
 O has an unknown outcome.
@@ -20,6 +18,7 @@ nothing. Entries, little-endian: time (8), key hash (8, -1: no key), logical off
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import struct
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 from zlib import crc32
 
 from kpsplit.errors import RecordError, UsageError
@@ -200,14 +199,7 @@ class Pacer:
 # -- a writer's journal ----------------------------------------------------------------------------
 
 
-_KEY = struct.Struct("<cII")
-_SENT = struct.Struct("<cQIHd")
-_OUTCOME = struct.Struct("<cQBHqd")
-_NO_KEY = 0xFFFFFFFF
-_NO_PARTITION = 0xFFFF
-_NO_OFFSET = -1
 _BUFFER_BYTES = 1 << 20
-_OK, _FAILED = 0, 1
 
 
 class JournalEntry(NamedTuple):
@@ -232,8 +224,7 @@ class JournalWriter:
     """Appends to a journal; a context manager. A kill loses what came after the latest ``flush``."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=_BUFFER_BYTES)
-        self._keys: dict[bytes, int] = {}
+        self._file = path.open("w", buffering=_BUFFER_BYTES)
 
     def __enter__(self) -> Self:
         return self
@@ -246,64 +237,40 @@ class JournalWriter:
         self._file.flush()
 
     def sent(self, sequence: int, key: bytes | None, partition: int, at: float) -> None:
-        number = _NO_KEY if key is None else self._number(key)
-        self._file.write(_SENT.pack(b"S", sequence, number, partition, at))
+        self._write("S", sequence, None if key is None else key.decode("latin-1"), partition, at)
 
     def reported(self, sequence: int, ok: bool, partition: int | None, offset: int | None, at: float) -> None:
-        where = _NO_PARTITION if partition is None or partition < 0 else partition
-        place = _NO_OFFSET if offset is None or offset < 0 else offset
-        self._file.write(_OUTCOME.pack(b"O", sequence, _OK if ok else _FAILED, where, place, at))
+        where = None if partition is None or partition < 0 else partition
+        place = None if offset is None or offset < 0 else offset
+        self._write("O", sequence, ok, where, place, at)
 
-    def _number(self, key: bytes) -> int:
-        number = self._keys.get(key)
-        if number is None:
-            number = self._keys[key] = len(self._keys)
-            self._file.write(_KEY.pack(b"K", number, len(key)) + key)
-        return number
+    def _write(self, *entry: object) -> None:
+        self._file.write(json.dumps(entry) + "\n")
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
     """Return every record of a journal in the order of sending. Raises RecordError: it is none."""
-    data = path.read_bytes()
-    keys: dict[int, bytes | None] = {_NO_KEY: None}
     entries: dict[int, JournalEntry] = {}
-    for fields in _parts(data):
-        match fields:
-            case (b"K", number, key):
-                keys[number] = key
-            case (b"S", sequence, key, partition, at):
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            raise RecordError(f"{path} is no journal of a writer") from None
+        match entry:
+            case ["S", sequence, key, partition, at]:
+                sent = None if key is None else key.encode("latin-1")
                 entries[sequence] = JournalEntry(
-                    sequence, keys[key], partition, at, SendOutcome.UNKNOWN, None, None, None
+                    sequence, sent, partition, at, SendOutcome.UNKNOWN, None, None, None
                 )
-            case (b"O", sequence, status, partition, offset, at):
+            case ["O", sequence, ok, partition, offset, at]:
                 entries[sequence] = entries[sequence]._replace(
-                    outcome=SendOutcome.OK if status == _OK else SendOutcome.FAILED,
-                    reported_partition=None if partition == _NO_PARTITION else partition,
-                    offset=None if offset == _NO_OFFSET else offset,
+                    outcome=SendOutcome.OK if ok else SendOutcome.FAILED,
+                    reported_partition=partition,
+                    offset=offset,
                     reported_at=at,
                 )
     return list(entries.values())
-
-
-def _parts(data: bytes) -> Iterator[tuple[Any, ...]]:
-    """Yield the entries as tuples."""
-    forms = {b"K": _KEY, b"S": _SENT, b"O": _OUTCOME}
-    at = 0
-    while at < len(data):
-        form = forms.get(data[at : at + 1])
-        if form is None:
-            raise RecordError(f"journal: unknown entry at byte {at}")
-        if at + form.size > len(data):
-            return
-        fields = form.unpack_from(data, at)
-        at += form.size
-        if form is _KEY:
-            length = fields[2]
-            fields = (b"K", fields[1], data[at : at + length])
-            at += length
-            if at > len(data):
-                return
-        yield fields
 
 
 # -- a member's journal ----------------------------------------------------------------------------

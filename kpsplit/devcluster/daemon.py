@@ -23,6 +23,7 @@ from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
 from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
+from kpsplit.files import write_whole
 
 _AFTER_NAME = 19  # index of the start time among the fields of /proc/PID/stat that follow the name
 
@@ -102,9 +103,7 @@ class RunningCluster:
 
     def save(self, folder: Path) -> None:
         """Write the file, whole or not at all."""
-        new = state_file(folder).with_suffix(".new")
-        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        new.replace(state_file(folder))
+        write_whole(state_file(folder), f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
     @property
     def ended(self) -> bool:

@@ -201,13 +201,14 @@ class WantedJars:
     """What is to be fetched.
 
     ``descriptor``: Ivy's file that names it, and asks for ``properties``. ``needed_by``: who needs it, and
-    the extra of kpsplit that brings Ivy. ``next_step``: for people, when it fails.
+    the extra of kpsplit that brings Ivy. ``expected``: the checksums by the names of jars; empty: not known.
+    ``next_step``: for people, when it fails.
     """
 
     name: str
     descriptor: Path
     needed_by: tuple[str, str]
-    count: int | None = None
+    expected: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     next_step: str = "check the network, then try again"
 
@@ -261,6 +262,20 @@ def put_in_place(folder: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def fetch_verified(wanted: WantedJars, java: Java, work: Path) -> None:
+    """Fetch the jars; refuse what is not expected, or make the list of what is trusted from now on."""
+    fetch(wanted, java, work)
+    jars = work / "jars"
+    if not wanted.expected:
+        write_list(jars)
+        sys.stderr.write(f"kpsplit: no checksums are known for {wanted.name}: it is trusted as fetched now\n")
+    elif wrong := faults(jars, wanted.expected):
+        raise KpsplitError(
+            f"the jars of {wanted.name} are not the expected ones: {'; '.join(wrong[:3])}",
+            hint=f"a proxy or mirror may have altered them; {wanted.next_step}",
+        )
+
+
 def fetch(wanted: WantedJars, java: Java, work: Path) -> None:
     """Let Ivy put the jars into ``work``/jars, and everything of its own into ``work``/ivy.
 
@@ -305,7 +320,7 @@ def _run(
     ]
     log: list[str] = []
     with (
-        DownloadProgress(f"fetching {wanted.name}", total=wanted.count) as progress,
+        DownloadProgress(f"fetching {wanted.name}", total=len(wanted.expected) or None) as progress,
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
@@ -343,26 +358,17 @@ def expected_jars() -> Mapping[str, str]:
 def ensure_jars(java: Java | None = None, cache: Path | None = None) -> Path:
     """The folder with Kafka's jars, in ``cache``; downloaded first if that is needed, with ``java``."""
     folder = (cache or cache_folder()) / f"kafka-{KAFKA_VERSION}"
+    expected = expected_jars()
     with locked(folder):
-        wrong = faults(folder, expected_jars())
+        wrong = faults(folder, expected)
         if wrong and folder.exists():
             sys.stderr.write(f"kpsplit: Kafka's jars are fetched again: {'; '.join(wrong[:3])}\n")
         if wrong:
             runtime = java or find_java()
-            put_in_place(folder, lambda work: _fetch_verified(runtime, work))
+            named = f"Kafka {KAFKA_VERSION}", _HERE / "ivy.xml", ("the embedded cluster", "demo")
+            wanted = WantedJars(*named, expected, next_step=_NEXT_STEP)
+            put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
     return folder
-
-
-def _fetch_verified(java: Java, work: Path) -> None:
-    """Download into a folder, and refuse what the list does not name."""
-    expected = expected_jars()
-    named = f"Kafka {KAFKA_VERSION}", _HERE / "ivy.xml", ("the embedded cluster", "demo")
-    fetch(WantedJars(*named, count=len(expected), next_step=_NEXT_STEP), java, work)
-    if wrong := faults(work / "jars", expected):
-        raise KpsplitError(
-            f"Kafka's jars are not the expected ones: {'; '.join(wrong[:3])}",
-            hint=f"a proxy or mirror may have altered them; {_NEXT_STEP}",
-        )
 
 
 def main() -> int:

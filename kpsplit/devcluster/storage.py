@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -32,6 +31,7 @@ from typing import Self
 from kpsplit.clock import Deadline
 from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
+from kpsplit.files import write_whole
 
 HOST = "127.0.0.1"
 
@@ -206,9 +206,7 @@ class ClusterIdentity:
 
     def save(self, folder: Path) -> None:
         """Write `cluster.json`, whole or not at all."""
-        new = folder / "cluster.json.new"
-        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        new.replace(folder / "cluster.json")
+        write_whole(folder / "cluster.json", f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
 
 def new_id() -> str:
@@ -292,16 +290,12 @@ def locked(folder: Path) -> Iterator[int]:
     Raises:
         ConflictError: a cluster runs on this folder.
     """
-    descriptor = os.open(folder / "cluster.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConflictError(
-            f"an embedded cluster is running on {folder}",
-            hint="stop it (`kpsplit cluster down`) or choose another folder",
-        ) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with (folder / "cluster.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"an embedded cluster is running on {folder}",
+                hint="stop it (`kpsplit cluster down`) or choose another folder",
+            ) from error
+        yield file.fileno()

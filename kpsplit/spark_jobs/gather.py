@@ -146,7 +146,7 @@ class Gatherer:
                 if enrolment and enrolment.slots is not None
                 else None
             )
-            states = tuple(state_of(tail, parent) for parent in parents)
+            states = tuple(tail.view.enrolled_state(parent) for parent in parents)
             busy = next((s for s in states if s.phase is Phase.FENCED), None)
             if busy is None:
                 return states
@@ -298,11 +298,3 @@ def held_up(
             if known is not None and s.end is not None and known.stable <= s.end < known.high:
                 return s.source
     return None
-
-
-def state_of(tail: ControlTail, parent: PhysicalPartition) -> PartitionState:
-    """Return the state of a logical partition as far as the control topic was read."""
-    state = tail.view.state(parent)
-    if state is None:
-        raise tail.view.not_enrolled(parent.topic)
-    return state

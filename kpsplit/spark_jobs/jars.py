@@ -20,12 +20,11 @@ from kpsplit.devcluster.jars import (
     WantedJars,
     cache_folder,
     faults,
-    fetch,
+    fetch_verified,
     find_java,
     locked,
     put_in_place,
     read_list,
-    write_list,
 )
 from kpsplit.errors import KpsplitError
 
@@ -59,8 +58,17 @@ def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Pat
     with locked(folder):
         if (wrong := _wrong(folder, spark)) is not None:
             runtime = java or find_java()
+            wanted = WantedJars(
+                *(
+                    f"Spark's Kafka connector {spark}",
+                    _HERE / "ivy.xml",
+                    ("reading Kafka with Spark", "spark"),
+                ),
+                expected=_known(spark),
+                properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
+            )
             try:
-                put_in_place(folder, lambda work: _fetch_verified(runtime, work, spark))
+                put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
             except OSError as error:
                 raise KpsplitError(f"cannot install Spark's Kafka connector ({wrong}): {error}") from error
     return folder
@@ -74,35 +82,18 @@ def connector_jars(java: Java | None = None) -> list[Path]:
 
 def _expected(folder: Path, spark: str) -> Mapping[str, str]:
     """Return the checksums by the names of jars, from the package or from when they were fetched."""
-    return read_list(_HERE / f"connector-{spark}.sha256") or read_list(folder / LIST)
+    return _known(spark) or read_list(folder / LIST)
+
+
+def _known(spark: str) -> Mapping[str, str]:
+    """Return the checksums that the package has; empty for a version that it does not know."""
+    return read_list(_HERE / f"connector-{spark}.sha256")
 
 
 def _wrong(folder: Path, spark: str) -> str | None:
     expected = _expected(folder, spark)
     found = faults(folder, expected) if expected else ["they are not there"]
     return "; ".join(found[:3]) or None
-
-
-def _fetch_verified(java: Java, work: Path, spark: str) -> None:
-    """Download into a folder; refuse what the package's list does not name, or make the list."""
-    name = f"Spark's Kafka connector {spark}"
-    fetch(
-        WantedJars(
-            *(name, _HERE / "ivy.xml", ("reading Kafka with Spark", "spark")),
-            properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
-        ),
-        java,
-        work,
-    )
-    jars = work / "jars"
-    if not (_HERE / f"connector-{spark}.sha256").is_file():
-        write_list(jars)
-        sys.stderr.write(f"kpsplit: no checksums are known for {name}: it is trusted as fetched now\n")
-    if wrong := _wrong(jars, spark):
-        raise KpsplitError(
-            f"the jars of {name} are not the expected ones: {wrong}",
-            hint="a proxy or mirror may have altered them; try again",
-        )
 
 
 def main(versions: list[str]) -> int:

@@ -16,6 +16,7 @@ from kpsplit.errors import UsageError
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import steps_to
 
 
 class Fate(IntEnum):
@@ -110,8 +111,7 @@ class Limit:
             return self.physical.get(segment.source, segment.end or _FAR)
         if partition not in self.logical:
             return otherwise
-        numbers = segment.progression
-        return segment.start + max(0, -((numbers.base - self.logical[partition]) // numbers.stride))
+        return segment.start + steps_to(segment, self.logical[partition])
 
 
 _FAR = 1 << 62

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import (
     CommitKey,
@@ -54,7 +54,7 @@ def ordinary_offsets(state: PartitionState, cursors: Iterable[Cursor]) -> dict[P
         return {}
     left = [c.pending(lineage) for c in known]
     gaps = uncovered(c.range for c in known)
-    gone = {t.name for t in state.subtopics if t.state is SubTopicState.RETIRED}
+    gone = state.retired()
     return {
         source: _least(segments, left)
         for source, segments in _stretches(lineage).items()

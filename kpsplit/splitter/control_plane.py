@@ -264,6 +264,13 @@ class ControlView:
             return known
         return PartitionState.unsplit(parent, enrolment.topic_id)
 
+    def enrolled_state(self, parent: PhysicalPartition) -> PartitionState:
+        """Return a partition's state; UsageError where its topic is not enrolled."""
+        state = self.state(parent)
+        if state is None:
+            raise self.not_enrolled(parent.topic)
+        return state
+
     def owner_of(self, topic: str) -> PhysicalPartition | None:
         """Return the partition that has a topic as a sub-topic, None if none has."""
         return next((s.parent for s in self.states.values() if s.subtopic(topic) is not None), None)

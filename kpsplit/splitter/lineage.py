@@ -55,9 +55,12 @@ class Progression:
         first = self.at(length)
         return tuple(Progression(first + self.stride * j, self.stride * count) for j in range(count))
 
+    def steps_to(self, logical: int) -> int:
+        """Return how many of the numbers are below this one."""
+        return max(0, -((self.base - logical) // self.stride))
+
     def from_beyond(self, floor: int) -> Progression:
-        steps = max(0, -((self.base - floor) // self.stride))
-        return Progression(self.at(steps), self.stride)
+        return Progression(self.at(self.steps_to(floor)), self.stride)
 
 
 FIRST = Progression(0, 1)
@@ -232,6 +235,14 @@ class Lineage:
     def successors(self, segment_id: int) -> tuple[Segment, ...]:
         """Return the segments that name this one as a predecessor."""
         return tuple(s for s in self.segments if segment_id in s.predecessors)
+
+    def ancestors(self, segment_id: int) -> set[int]:
+        """Return the ids of everything that comes before a segment."""
+        found = set(self.get(segment_id).predecessors)
+        for segment in reversed(self.segments):
+            if segment.id in found:
+                found.update(segment.predecessors)
+        return found
 
     def next_logical(self) -> int:
         """Return 1 + the greatest logical offset that any closed segment gave to a record (0 if none did)."""

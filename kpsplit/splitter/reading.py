@@ -178,8 +178,7 @@ def _relevant(lineage: Lineage, range_: KeyRange) -> list[Segment]:
 
 def steps_to(segment: Segment, logical: int) -> int:
     """Return how many offsets of a segment, were it endless, have logical ones below this."""
-    numbers = segment.progression
-    return max(0, -((numbers.base - logical) // numbers.stride))
+    return segment.progression.steps_to(logical)
 
 
 def _within(segment: Segment, offset: int) -> int:

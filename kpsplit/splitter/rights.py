@@ -127,20 +127,14 @@ def _operator(topic: str, slots: str) -> tuple[Right, ...]:
     data = (Operation.READ, Operation.WRITE)
     subtopics = (*data, Operation.CREATE, Operation.DELETE, Operation.ALTER_CONFIGS)
     own = (*data, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
+    shared = (Operation.CREATE, Operation.ALTER, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
     return (
         *_on(Resource.TOPIC, topic, *data, Operation.DESCRIBE_CONFIGS),
         *_on(Resource.TOPIC, subtopics_prefix(topic), *subtopics, prefixed=True),
         *_on(Resource.TOPIC, CONTROL_TOPIC, *own),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, *own),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, *own),
-        *_on(
-            Resource.TOPIC,
-            slots,
-            Operation.CREATE,
-            Operation.ALTER,
-            Operation.DELETE,
-            Operation.DESCRIBE_CONFIGS,
-        ),
+        *_on(Resource.TOPIC, slots, *shared),
         _claiming(topic),
         EVERY_GROUP,
         *_on(Resource.TOPIC, GROUPS_TOPIC, Operation.DESCRIBE),

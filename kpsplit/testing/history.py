@@ -405,20 +405,6 @@ class _SegmentRead:
     ``last``: the latest logical offset read from it, ``_NOTHING`` at first.
     """
 
-    __slots__ = (
-        "_base",
-        "_end",
-        "_hi",
-        "_inherited",
-        "_lo",
-        "_predecessors",
-        "_source",
-        "_start",
-        "_stride",
-        "kind",
-        "last",
-    )
-
     def __init__(self, segment: Segment, predecessors: tuple[_SegmentRead, ...]) -> None:
         self.kind: SegmentKind = segment.kind
         self.last = _NOTHING
@@ -448,8 +434,6 @@ class _SegmentRead:
 
 class _PartitionRead:
     """One logical partition as its reading goes on."""
-
-    __slots__ = ("last_sequence", "lineage", "segments", "used_offsets")
 
     def __init__(self, lineage: Lineage) -> None:
         self.lineage = lineage

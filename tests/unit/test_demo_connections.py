@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.admin_cli.commands.demo import open_connections, roles_given
+from kpsplit.admin_cli.commands.demo import cluster_given, command, open_connections, roles_given
+from kpsplit.admin_cli.main import ENVIRONMENT, cli
+from kpsplit.admin_cli.options import given_in
 from kpsplit.demo.display import open_display
 from kpsplit.demo.setup import ROLES
 from kpsplit.errors import ConfigurationError
@@ -41,3 +43,26 @@ def test_a_role_has_its_settings_once_and_is_a_role(tmp_path: Path) -> None:
         roles_given((pair, pair))
     with pytest.raises(ConfigurationError, match="producer, consumer, verifier"):
         roles_given(("nobody=x",))
+
+
+def given_by(before: tuple[str, ...], after: tuple[str, ...]) -> dict[str, str]:
+    with cli.make_context("kpsplit", [*before, "demo"], auto_envvar_prefix=ENVIRONMENT) as root:
+        return cluster_given(given_in(command.make_context("demo", [*after], parent=root)))
+
+
+def test_the_cluster_is_the_one_that_is_typed_before_or_after_the_verb(tmp_path: Path) -> None:
+    config = tmp_path / "client.properties"
+    config.write_text("client.id=file\nsasl.username=me\n")
+    options = ("--command-config", str(config), "-X", "client.id=typed", "-b", "b:1")
+    wanted = {"bootstrap.servers": "b:1", "client.id": "typed", "sasl.username": "me"}
+    assert given_by(options, ()) == wanted
+    assert given_by((), options) == wanted
+    assert given_by(options[:2], options[2:]) == wanted
+
+
+def test_a_cluster_of_the_environment_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KPSPLIT_BOOTSTRAP_SERVER", "production:1")
+    monkeypatch.setenv("KPSPLIT_PROPERTIES", "bootstrap.servers=production:1")
+    assert given_by((), ()) == {}
+    with pytest.raises(ConfigurationError, match="no brokers"):
+        given_by((), ("-X", "client.id=demo"))

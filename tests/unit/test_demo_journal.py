@@ -14,14 +14,14 @@ from kpsplit.testing import SendOutcome
 def test_a_journal_gives_back_sends_and_reports_in_the_order_of_sending(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with JournalWriter(path) as journal:
-        journal.sent(0, b"k", 3, 1.0)
+        journal.sent(0, b"\xff\n\x00k", 3, 1.0)
         journal.sent(1, None, 2, 1.5)
         journal.sent(2, b"k", 3, 2.0)
         journal.reported(2, True, 3, 1 << 40, 2.25)
         journal.reported(0, False, None, None, 2.5)
     first, second, third = read_journal(path)
     assert (first.key, first.outcome, first.reported_partition, first.offset) == (
-        b"k",
+        b"\xff\n\x00k",
         SendOutcome.FAILED,
         None,
         None,
@@ -65,6 +65,6 @@ def test_any_torn_end_is_left_out(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    path.write_bytes(b"something else")
-    with pytest.raises(RecordError, match="unknown entry at byte 0"):
+    path.write_bytes(b"something else\n")
+    with pytest.raises(RecordError, match="no journal of a writer"):
         read_journal(path)

@@ -71,7 +71,7 @@ def test_a_connector_without_known_checksums_is_trusted_once_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(connector, "spark_version", lambda: "9.9.9")
-    monkeypatch.setattr(connector, "fetch", lambda wanted, java, work: fill(work / "jars", GOOD))
+    monkeypatch.setattr(jars, "fetch", lambda wanted, java, work: fill(work / "jars", GOOD))
     folder = connector.ensure_connector(JAVA, tmp_path)
     assert "no checksums are known for Spark's Kafka connector 9.9.9" in capsys.readouterr().err
     assert connector.ensure_connector(JAVA, tmp_path) == folder and capsys.readouterr().err == ""

@@ -74,6 +74,13 @@ def test_the_predecessors_of_the_reopened_parent_are_all_that_ended_in_it() -> N
     assert [s.id for s in LIFE.merged.lineage.successors(4)] == [6, 7, 8]
 
 
+def test_what_comes_before_a_segment_is_found_through_others() -> None:
+    lineage = LIFE.merged.lineage
+    assert lineage.ancestors(0) == set()
+    assert lineage.ancestors(6) == {0, 4}
+    assert lineage.ancestors(lineage.segments[-1].id) == set(range(9))
+
+
 def test_sources_are_listed_once_in_the_order_of_first_use() -> None:
     assert LIFE.merged.lineage.sources()[:2] == (PARENT, phantom(0))
     assert len(LIFE.merged.lineage.sources()) == 7

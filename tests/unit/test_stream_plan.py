@@ -153,7 +153,7 @@ def test_a_closed_segment_whose_log_ends_before_it_ends_the_query_and_an_open_tr
         def certain(self, topics, _):
             return {topic: SimpleNamespace(topic_id=state.topic_id) for topic in topics}
 
-    tail = SimpleNamespace(read_to_end=lambda _: None, view=SimpleNamespace(state=lambda _: state))
+    tail = SimpleNamespace(read_to_end=lambda _: None, view=SimpleNamespace(enrolled_state=lambda _: state))
     monkeypatch.setattr(planner, "ClusterAdmin", lambda _: Cluster())
     monkeypatch.setattr(planner, "ControlTail", lambda _: tail)
     query = Query({}, PARENT.topic, (PARENT.partition,), 60.0, "earliest", None, True)

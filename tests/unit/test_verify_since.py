@@ -58,8 +58,13 @@ def since(world: World, moment: dict[PhysicalPartition, int]) -> Since:
 
 
 def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom) -> list[Finding]:
-    checks = commits_within_data, commits_move_forward, commits_leave_no_gap, commits_reach_the_end
-    return [finding for check in checks for finding in check(snapshot, groups, start)]
+    commits = in_order(snapshot, groups, start)
+    return [
+        *commits_within_data(snapshot, commits),
+        *commits_move_forward(commits),
+        *commits_leave_no_gap(commits),
+        *commits_reach_the_end(snapshot, commits),
+    ]
 
 
 @given(st.data())
@@ -106,7 +111,9 @@ def test_range_commits_before_the_time_are_in_force() -> None:
     for first, known, read in (({LOG: 5}, 1, 5), ({}, 2, 9), ({LOG: 0}, 0, 0)):
         start = start_of(snapshot, Since(1, first, {}))
         assert start.commits_read == {0: read}
-        assert [new for _, new in in_order(snapshot, start)] == [False] * known + [True] * (2 - known)
+        assert [new for _, _, new in in_order(snapshot, None, start)] == [False] * known + [True] * (
+            2 - known
+        )
 
 
 def test_a_commit_of_a_newer_version_leaves_its_own_group_unproven_and_no_other() -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import print_json
-from kpsplit.admin_cli.options import DURATION, JSON, TABLE
+from kpsplit.admin_cli.call import Call, print_json, with_call
+from kpsplit.admin_cli.options import DURATION, OUTPUT_OPTION
 from kpsplit.errors import many
 
 if TYPE_CHECKING:
@@ -26,13 +26,6 @@ _data = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the cluster's data in DIR. Without it, the data is temporary.",
 )
-_output = click.option(
-    *("-o", "--output"),
-    default=TABLE,
-    show_default=True,
-    type=click.Choice([TABLE, JSON]),
-    help="Format of the data on stdout.",
-)
 
 
 @click.group("cluster")
@@ -40,7 +33,7 @@ def command() -> None:
     """Run a Kafka cluster on this machine, without Docker."""
 
 
-@command.command()
+@command.command(params=[OUTPUT_OPTION])
 @click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9), help="Number of brokers.")
 @_data
 @click.option(
@@ -56,8 +49,8 @@ def command() -> None:
     show_default=True,
     help="Time limit for all brokers to be ready.",
 )
-@_output
-def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: str) -> None:
+@with_call
+def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
     """Start a cluster and print its bootstrap servers."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
     from kpsplit.devcluster.process import KafkaRuntime
@@ -69,52 +62,52 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: st
             hint=f"use it, or stop it with `kpsplit cluster down{_option(data)}`",
         )
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
-    click.echo(f"starting {many(brokers, 'broker')} …", err=True)
+    call.say(f"starting {many(brokers, 'broker')} …")
 
     def announce(running: RunningCluster) -> None:
-        if output == JSON:
+        if call.as_json:
             print_json(_as_json(running))
         else:
             click.echo(running.bootstrap)
-            click.echo(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}", err=True)
+            call.say(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}")
 
     if detach:
         announce(start_detached(brokers, data, timeout))
-        click.echo(f"kpsplit cluster down{_option(data)}    # stops it", err=True)
+        call.say(f"kpsplit cluster down{_option(data)}    # stops it")
     else:
         serve(brokers, data, timeout, announce=announce)
 
 
-@command.command()
+@command.command(params=[OUTPUT_OPTION])
 @_data
-@_output
-def status(data: Path | None, output: str) -> None:
+@with_call
+def status(call: Call, data: Path | None) -> None:
     """Show the brokers of the cluster in the background."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder
 
     running = RunningCluster.load(run_folder(data))
-    if output == JSON:
+    if call.as_json:
         print_json(_as_json(running))
     elif running is None:
-        click.echo("no embedded cluster is running; start one with `kpsplit cluster up`", err=True)
+        call.say("no embedded cluster is running; start one with `kpsplit cluster up`")
     else:
         _table(running)
 
 
-@command.command()
+@command.command(params=[OUTPUT_OPTION])
 @_data
-@_output
-def down(data: Path | None, output: str) -> None:
+@with_call
+def down(call: Call, data: Path | None) -> None:
     """Stop the cluster in the background."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, stop_detached
 
     running = RunningCluster.load(run_folder(data))
     if running is None:
-        click.echo("no embedded cluster is running", err=True)
+        call.say("no embedded cluster is running")
     else:
         stop_detached(running)
-        click.echo(f"stopped {many(len(running.brokers), 'broker')}", err=True)
-    if output == JSON:
+        call.say(f"stopped {many(len(running.brokers), 'broker')}")
+    if call.as_json:
         print_json(_as_json(None))
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from kpsplit.admin_cli.options import PROPERTY, given_in
-from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.admin_cli.options import CONNECTION_OPTIONS, Given, given_in
+from kpsplit.admin_cli.settings import properties_of, redactor_for
 from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
 from kpsplit.files import check_writable, write_whole
 
@@ -31,26 +30,7 @@ DEFAULT_EXPRESSION = r"^(\S+)"
 SEEDS = 1_000_000
 
 
-@click.command("demo")
-@click.option(
-    "-b",
-    "--bootstrap-server",
-    metavar="HOST:PORT,…",
-    help="Use this cluster, for a topic of the demo's own. Without it an embedded cluster is started.",
-)
-@click.option(
-    "--command-config",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Connection settings of that cluster, one key=value a line.",
-)
-@click.option(
-    *("-X", "--property", "properties"),
-    type=PROPERTY,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="One such setting.",
-)
+@click.command("demo", params=list(CONNECTION_OPTIONS))
 @click.option(
     "--role-config",
     "role_configs",
@@ -99,9 +79,6 @@ SEEDS = 1_000_000
 @click.pass_context
 def command(
     ctx: click.Context,
-    bootstrap_server: str | None,
-    command_config: Path | None,
-    properties: tuple[tuple[str, str], ...],
     role_configs: tuple[str, ...],
     topic: str | None,
     input_file: Path | None,
@@ -117,6 +94,9 @@ def command(
     hottest partition is split into four, its hottest range into two, all is merged back and retired; one
     producer is suspended across the first cut. Then everything is read back and checked. The last line on
     stdout begins with PASS, or with FAIL (exit code 3).
+
+    With -b it uses that cluster, for a topic of its own. Otherwise it starts an embedded cluster, even if the
+    environment names brokers.
     """
     from kpsplit.demo.records import read_lines
     from kpsplit.demo.scenario import Options
@@ -138,39 +118,24 @@ def command(
         expression=None if input_file is None else expression,
         topic=topic,
     )
-    cluster = cluster_given(ctx, bootstrap_server, command_config, properties)
+    cluster = cluster_given(given_in(ctx))
     roles = roles_given(role_configs)
-    given_in(ctx).others += [cluster, *roles.values()]
+    given_in(ctx).others += roles.values()
     if roles and not cluster:
         raise ConfigurationError("--role-config is given but no brokers", hint="add -b HOST:PORT")
     if not _run(ctx, cluster, roles, options, lines):
         ctx.exit(EXIT_CHECK)
 
 
-def cluster_given(
-    ctx: click.Context, bootstrap: str | None, config: Path | None, properties: tuple[tuple[str, str], ...]
-) -> dict[str, Any]:
-    """Return the connection settings, empty for an embedded cluster.
+def cluster_given(given: Given) -> dict[str, str]:
+    """Return the connection settings that were typed, empty for an embedded cluster.
 
     A cluster that is named in the environment only is not used: a forgotten variable must not bring the
     demo to a production cluster.
     """
-    from kpsplit.kafka.connection import names_brokers, read_properties
+    from kpsplit.kafka.connection import names_brokers
 
-    found: dict[str, Any] = {}
-    root, given = ctx.find_root(), given_in(ctx)
-    above = {  # on the command line, before ``demo``
-        name: getattr(given, name)
-        for name in ("bootstrap_server", "command_config", "properties")
-        if root is not ctx and root.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-    for file in (above.get("command_config"), config):
-        if file is not None:
-            found.update(read_properties(file))
-    found.update(above.get("properties", {}))
-    found.update(properties)
-    if brokers := bootstrap or above.get("bootstrap_server"):
-        found["bootstrap.servers"] = brokers
+    found = properties_of(Given(**given.typed))
     if found and not names_brokers(found):
         raise ConfigurationError("connection settings are given but no brokers", hint="add -b HOST:PORT")
     return found
@@ -226,7 +191,7 @@ def open_connections(
 
 def _run(
     ctx: click.Context,
-    cluster: dict[str, Any],
+    cluster: dict[str, str],
     roles: dict[str, dict[str, Any]],
     options: Options,
     lines: list[Line] | None,

@@ -25,7 +25,6 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.admin import Admin
     from kpsplit.splitter.key_range import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
@@ -85,6 +84,7 @@ def command(
     Changes nothing. Exits with 3 if a check fails, with 1 if a right is missing, with 5 on a conflict.
     """
     from kpsplit.admin_cli.render.plan import show_plan
+    from kpsplit.control.planning import segment_to_split
     from kpsplit.control.plans import Stretch
 
     if merge == (ranges is not None) or (merge and even):
@@ -103,8 +103,8 @@ def command(
             if engine == SPARK:
                 stretch = Stretch.until_now(since)
                 session = (cores, memory, master)
-                found = _open_range(operations, partition, of)
-                sizing = _sized_by_spark(call, partition, found, ranges, since, weight or "bytes", session)
+                within = segment_to_split(operations.view().enrolled_state(partition), of).range
+                sizing = _sized_by_spark(call, partition, within, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)
     if save is not None:
@@ -112,16 +112,6 @@ def command(
     # A plan that may not be run is saved and shown all the same: it says why.
     call.show(plan_json(plan), lambda console: show_plan(plan, console))
     check_runnable(plan, force)
-
-
-def _open_range(operations: Admin, partition: PhysicalPartition, of: KeyRange | None) -> KeyRange:
-    from kpsplit.control.planning import segment_to_split
-
-    view = operations.view()
-    state = view.state(partition)
-    if state is None:
-        raise view.not_enrolled(partition.topic)
-    return segment_to_split(state, of).range
 
 
 def _sized_by_spark(

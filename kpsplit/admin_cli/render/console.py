@@ -194,10 +194,10 @@ class StepProgress:
                 self._status.update(_NEXT.get(step.name, "working"))
         raise_if_lost(step.name)
 
-    def passed(self, name: str, detail: str = "") -> None:
+    def passed(self, name: str) -> None:
         """Print a step that ends now and began where the one before ended."""
         began, self._since = self._since, time.monotonic()
-        self(StepDone(name, self._since - began, detail))
+        self(StepDone(name, self._since - began))
 
 
 def step_line(step: StepDone) -> Text:

@@ -25,7 +25,7 @@ from kpsplit.errors import KpsplitError, duration, many
 from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.key_range import KEY_SPACE
 from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
-from kpsplit.splitter.partition_state import PartitionState, Phase, Result, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState, Phase, Result
 from kpsplit.splitter.records.control import attempt_to_json, segment_to_json
 from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.producers import ProducerRegistration
@@ -186,11 +186,7 @@ def _writer_name(writer: ProducerRegistration) -> str:
 
 
 def _subtopics(status: PartitionStatus) -> str:
-    waiting = [
-        f"{t.name} ({t.state})"
-        for t in status.state.subtopics
-        if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
-    ]
+    waiting = [f"{t.name} ({t.state})" for t in status.state.to_retire()]
     return f"to retire: {', '.join(waiting)}" if waiting else ""
 
 

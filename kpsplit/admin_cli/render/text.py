@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_BYTE = 0xFF
-_PLANE = 0xFFFF
 
 
 def safe(text: str) -> str:
     """Return the text with control, formatting and unassigned characters escaped."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(c) if unicodedata.category(c) in _DANGEROUS else c for c in text)
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in _DANGEROUS else c for c in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -72,15 +71,6 @@ def segment_json(segment: Segment) -> dict[str, Any]:
 def shorten(text: str, longest: int) -> str:
     """Return the text cut to so many characters, an ellipsis at its end."""
     return text if len(text) <= longest else f"{text[: max(longest - 1, 0)]}…"
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if character in _SHORT:
-        return _SHORT[character]
-    if code <= _BYTE:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= _PLANE else f"\\U{code:08x}"
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

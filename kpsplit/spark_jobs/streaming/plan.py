@@ -242,24 +242,11 @@ def tasks(lineage: Lineage, stretches: Iterable[SegmentStretch]) -> list[tuple[S
     """Return what each task reads, in this order: stretches that come after one another stay together."""
     groups: list[list[SegmentStretch]] = []
     for stretch in sorted(stretches, key=lambda s: s.segment.id):
-        before = _before(lineage, stretch.segment.id)
+        before = lineage.ancestors(stretch.segment.id)
         joined = [g for g in groups if any(s.segment.id in before for s in g)]
         groups = [g for g in groups if g not in joined]
         groups.append([*(s for g in joined for s in g), stretch])
     return [tuple(sorted(g, key=lambda s: s.segment.id)) for g in groups]
-
-
-def _before(lineage: Lineage, segment: int) -> set[int]:
-    """Return the ids of everything that comes before a segment."""
-    parents = {s.id: s.predecessors for s in lineage}
-    found: set[int] = set()
-    waiting = list(parents[segment])
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting += parents[one]
-    return found
 
 
 def without_lost(

@@ -13,7 +13,7 @@ from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.spark_jobs.gather import Gatherer, state_of, wrong_topics
+from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
 from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
@@ -93,7 +93,7 @@ class ClusterSnapshot:
     def states(self) -> dict[int, PartitionState]:
         """Return the states of the logical partitions as the control topic has them at this moment."""
         self._tail.read_to_end(Deadline(self._query.patience))
-        self._seen = {p.partition: state_of(self._tail, p) for p in self._parents()}
+        self._seen = {p.partition: self._tail.view.enrolled_state(p) for p in self._parents()}
         return self._seen
 
     def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
@@ -130,14 +130,8 @@ class ClusterSnapshot:
 
     def _parents(self) -> list[PhysicalPartition]:
         topic, wanted = self._query.topic, self._query.partitions
-        if wanted is None:
-            found = self._admin.known(topic)
-            if found is None:
-                raise UsageError(
-                    f"there is no topic {topic}", hint="check the name and the right to describe it"
-                )
-            wanted = tuple(range(len(found.partitions)))
-        return [PhysicalPartition(topic, number) for number in wanted]
+        numbers = range(self._admin.partition_count(topic)) if wanted is None else wanted
+        return [PhysicalPartition(topic, number) for number in numbers]
 
     def _watch_short(
         self,

@@ -90,9 +90,9 @@ def sequence_bitmaps(records: DataFrame) -> DataFrame:
         F.max("offset").alias("last_offset"),
         F.min("sequence").alias("first_sequence"),
         F.max("sequence").alias("last_sequence"),
-        *offset_bits(CHUNK_BITS),
+        *offset_bits(),
     )
-    return with_descents(gathered, CHUNK_BITS)
+    return with_descents(gathered)
 
 
 def shares(bitmaps: DataFrame) -> DataFrame:
@@ -285,21 +285,21 @@ _INNER_GAPS = (1 << 62) - 1
 """A gap at the end carries to nobody, and would carry into the sign."""
 
 
-def offset_bits(width: int) -> list[Column]:
+def offset_bits() -> list[Column]:
     """Return the aggregates that gather the last bits of ``offset`` by ``sequence``; null is no number."""
     at = "CAST(sequence & 63 AS INT)"
     return [
         F.expr(f"coalesce(bit_or(shiftleft(shiftright(offset, {bit}) & 1, {at})), 0L)").alias(name)
-        for bit, name in enumerate(_names("offset", width))
+        for bit, name in enumerate(_names("offset"))
     ]
 
 
-def with_descents(bitmaps: DataFrame, width: int) -> DataFrame:
+def with_descents(bitmaps: DataFrame) -> DataFrame:
     """Replace the columns of ``offset_bits`` by ``descents``: 0 if offsets rise from number to number.
 
     Needs ``bits``, 0 where there are no numbers, and ``records``. If a number is there twice, they do not.
     """
-    offsets, before = _names("offset", width), _names("before", width)
+    offsets, before = _names("offset"), _names("before")
     gaps = f"shiftrightunsigned(~bits, 1) & {_INNER_GAPS}L AS gaps"
     carried = [f"gaps + ({mine} & {_NO_SIGN}L)" for mine in ("bits", *offsets)]
     prepared = bitmaps.selectExpr("*", gaps).selectExpr(
@@ -310,8 +310,8 @@ def with_descents(bitmaps: DataFrame, width: int) -> DataFrame:
     return prepared.select(*(name for name in bitmaps.columns if name not in offsets), descents)
 
 
-def _names(of: str, width: int) -> list[str]:
-    return [f"{of}_bit_{bit}" for bit in range(width)]
+def _names(of: str) -> list[str]:
+    return [f"{of}_bit_{bit}" for bit in range(CHUNK_BITS)]
 
 
 def _above(before: list[str], offsets: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
@@ -16,54 +16,61 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor, GapReason
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
 
+JudgedCommits = Sequence[tuple[PartitionState, LoggedCommit, bool]]
+"""Range commits as ``in_order`` returns them."""
 
-def commits_within_data(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> Iterator[Finding]:
-    """Return the range commits of some groups (None: of all) that lie outside the data.
 
-    The offset log is compacted: what it still holds is looked at. What lies before the time is not judged.
+def in_order(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom) -> JudgedCommits:
+    """Return the range commits of some groups (None: of all) by partition, in the order of the log.
+
+    With each whether it is judged: what lies before the time is in force, and not judged.
     """
-    for state, logged, is_new in _of_groups(snapshot, groups, start):
+    found: list[tuple[PartitionState, LoggedCommit, bool]] = []
+    for state in snapshot.states:
+        first = start.commits_read.get(state.parent.partition, 0)
+        here = (c for c in snapshot.commits if c.parent == state.parent)
+        mine = [c for c in here if groups is None or c.group in groups]
+        found += [(state, c, c.log_offset >= first) for c in sorted(mine, key=lambda c: c.log_offset)]
+    return found
+
+
+def commits_within_data(snapshot: Snapshot, commits: JudgedCommits) -> Iterator[Finding]:
+    """Return the range commits that lie outside the data.
+
+    The offset log is compacted: what it still holds is looked at.
+    """
+    for state, logged, is_new in commits:
         if is_new and isinstance(logged.commit, RangeCommit):
             yield from _outside_data(snapshot, state, logged.commit)
 
 
-def commits_move_forward(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> Iterator[Finding]:
-    """Return the range commits that go back. What lies before the time is in force, and not judged."""
+def commits_move_forward(commits: JudgedCommits) -> Iterator[Finding]:
+    """Return the range commits that go back."""
     fold = CommitFold()
-    for state, logged, is_new in _of_groups(snapshot, groups, start):
+    for state, logged, is_new in commits:
         if is_new and isinstance(logged.commit, RangeCommit):
             yield from _going_back(fold, state, logged, logged.commit)
         _take(fold, logged)
 
 
-def commits_leave_no_gap(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> Iterator[Finding]:
+def commits_leave_no_gap(commits: JudgedCommits) -> Iterator[Finding]:
     """Return where a group goes on after a segment that it has not finished, or says nothing of a range."""
-    fold, seen = _folded(snapshot, groups, start)
+    fold, seen = _folded(commits)
     for group, state in seen:
         yield from _gaps(fold, group, state)
 
 
-def commits_reach_the_end(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> Iterator[Finding]:
-    fold, seen = _folded(snapshot, groups, start)
+def commits_reach_the_end(snapshot: Snapshot, commits: JudgedCommits) -> Iterator[Finding]:
+    fold, seen = _folded(commits)
     for group, state in seen:
         yield from _unfinished(snapshot, fold, group, state)
 
 
-def _folded(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
+def _folded(commits: JudgedCommits) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
     """Return all range commits as they are in force, and which groups have any in which partition."""
     fold = CommitFold()
     seen: dict[tuple[str, PhysicalPartition], PartitionState] = {}
-    for state, logged, _ in _of_groups(snapshot, groups, start):
+    for state, logged, _ in commits:
         if logged.commit is not None:
             seen[logged.group, state.parent] = state
         _take(fold, logged)
@@ -72,25 +79,6 @@ def _folded(
 
 def _take(fold: CommitFold, logged: LoggedCommit) -> None:
     fold.take(CommitKey(logged.group, logged.parent, logged.range), logged.commit, logged.log_offset)
-
-
-def _of_groups(
-    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
-) -> Iterator[tuple[PartitionState, LoggedCommit, bool]]:
-    """Yield the range commits of some groups in the order of the log, and whether they are judged."""
-    states = {state.parent: state for state in snapshot.states}
-    for logged, is_new in in_order(snapshot, start):
-        if groups is None or logged.group in groups:
-            yield states[logged.parent], logged, is_new
-
-
-def in_order(snapshot: Snapshot, start: JudgedFrom) -> Iterator[tuple[LoggedCommit, bool]]:
-    """Yield the range commits of each partition in the order of the log, and whether they are judged."""
-    for state in snapshot.states:
-        first = start.commits_read.get(state.parent.partition, 0)
-        mine = [c for c in snapshot.commits if c.parent == state.parent]
-        for logged in sorted(mine, key=lambda c: c.log_offset):
-            yield logged, logged.log_offset >= first
 
 
 def _outside_data(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
@@ -213,7 +201,7 @@ class Drained:
 def drained(snapshot: Snapshot) -> Iterator[Drained]:
     """Return how far every group has come in every partition for which it has range commits."""
     fold = CommitFold()
-    for logged, _ in in_order(snapshot, JudgedFrom()):
+    for _, logged, _ in in_order(snapshot, None, JudgedFrom()):
         _take(fold, logged)
     for state in snapshot.states:
         for group in fold.groups(state.parent):

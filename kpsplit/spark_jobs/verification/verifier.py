@@ -35,6 +35,7 @@ from kpsplit.spark_jobs.verification.commit_checks import (
     commits_move_forward,
     commits_reach_the_end,
     commits_within_data,
+    in_order,
 )
 from kpsplit.spark_jobs.verification.counts import (
     ProducerShare,
@@ -142,22 +143,22 @@ class VerifyCheck(StrEnum):
     COMMITS_WITHIN_DATA = (
         "commits_within_data",
         "range commits lie inside the data (physical offsets)",
-        lambda v: commits_within_data(*v.commits),
+        lambda v: commits_within_data(v.snapshot, v.commits),
     )
     COMMITS_MOVE_FORWARD = (
         "commits_move_forward",
         "range commits do not go back, except by a seek (physical offsets)",
-        lambda v: commits_move_forward(*v.commits),
+        lambda v: commits_move_forward(v.commits),
     )
     COMMITS_LEAVE_NO_GAP = (
         "commits_leave_no_gap",
         "no group goes on after a segment that it has not finished (physical offsets)",
-        lambda v: commits_leave_no_gap(*v.commits),
+        lambda v: commits_leave_no_gap(v.commits),
     )
     COMMITS_REACH_THE_END = (
         "commits_reach_the_end",
         "range commits end where the data end; nothing went before a group had read it (physical offsets)",
-        lambda v: chain(slots_findings(v.snapshot), commits_reach_the_end(*v.commits)),
+        lambda v: chain(slots_findings(v.snapshot), commits_reach_the_end(v.snapshot, v.commits)),
     )
 
 
@@ -194,7 +195,7 @@ class Verifier:
         self._require, self._observer, self._later = require_certificates, observer, later
         self.snapshot = snapshot
         self.start = start_of(snapshot, since)
-        self.commits = snapshot, groups, self.start
+        self.commits = in_order(snapshot, groups, self.start)
         self._writers = KnownProducers(snapshot)
         self._judged = to_read(snapshot, self.start)
         self._records = self._records_of(snapshot, self._judged)

@@ -27,12 +27,12 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 
-def encode(value: dict[str, Any], most: int = MAX_BYTES) -> bytes:
-    """Return the canonical bytes: sorted keys, no spaces, ASCII; RecordError if more than ``most``."""
+def encode(value: dict[str, Any]) -> bytes:
+    """Return the canonical bytes: sorted keys, no spaces, ASCII; RecordError if more than ``MAX_BYTES``."""
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-    if len(data) > most:
+    if len(data) > MAX_BYTES:
         raise RecordError(
-            f"a record of {len(data)} bytes is over the limit of {most}",
+            f"a record of {len(data)} bytes is over the limit of {MAX_BYTES}",
             hint="what it describes has too long a history to go on",
         )
     return data
@@ -59,14 +59,14 @@ def form_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def decode(data: bytes | None, what: str, version: int, most: int = MAX_BYTES) -> Fields:
-    """Return the fields of a JSON object of the given format version and of at most so many bytes.
+def decode(data: bytes | None, what: str, version: int) -> Fields:
+    """Return the fields of a JSON object of the given format version and of at most ``MAX_BYTES``.
 
     Raises:
         RecordError: the bytes are no such object; the message says why and never shows a value.
         FutureVersionError: the object names a newer version.
     """
-    value = _object(data, what, most)
+    value = _object(data, what)
     found = value.pop("v", None)
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= ANY_VERSION:
         raise RecordError(f"{what}: no format version")
@@ -83,11 +83,11 @@ def decode_unversioned(data: bytes | None, what: str) -> Fields:
     return Fields(_object(data, what), what)
 
 
-def _object(data: bytes | None, what: str, most: int = MAX_BYTES) -> dict[str, Any]:
+def _object(data: bytes | None, what: str) -> dict[str, Any]:
     if data is None:
         raise RecordError(f"{what}: no value")
-    if len(data) > most:
-        raise RecordError(f"{what}: {len(data)} bytes are over the limit of {most}")
+    if len(data) > MAX_BYTES:
+        raise RecordError(f"{what}: {len(data)} bytes are over the limit of {MAX_BYTES}")
     try:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_float=_reject, parse_constant=_reject
