@@ -36,14 +36,18 @@ from kpsplit.consumer.slots.assigned import (
     slot_by_hand,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.offsets import Bookmark
 
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
+
+SlotName = tuple[str, int, int]
+"""Topic, partition and index of a slot."""
 
 
 class ApplicationRequests:
@@ -180,6 +184,10 @@ class ApplicationRequests:
     def _member_slot(self, assigned: AssignedSlot, mark: int) -> MemberSlot:
         slot, lineage = assigned.slot, self._slots.lineage(assigned.parent)
         cursors = self._stands(slot, mark) if assigned.in_sink else assigned.begun_at
+        bookmark = None
+        if assigned.in_sink:
+            topic_id = self._slots.state(slot.parent).topic_id
+            bookmark = Bookmark(slot.parent, topic_id, self._slots.settled(assigned, cursors)).encode()
         return MemberSlot(
             topic=slot.parent.topic,
             partition=slot.parent.partition,
@@ -189,6 +197,7 @@ class ApplicationRequests:
             stage=assigned.stage.value,
             positions=left_to_read(lineage, cursors),
             committed=left_to_read(lineage, assigned.committed),
+            bookmark=bookmark,
         )
 
     def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[TopicPartition]:
@@ -219,8 +228,24 @@ class ApplicationRequests:
         state, mode = metadata.state(parent), metadata.subscribed(parent.topic).mode
         return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
-    def known(self) -> bool:
-        return self._slots.metadata.ready
+    def known(self, bookmarks: Iterable[Bookmark] = ()) -> bool:
+        """Return whether it is known what is enrolled, and every segment that bookmarks name.
+
+        Raises:
+            UsageError: bookmarks are of a topic that was deleted and made again since.
+        """
+        if not self._slots.metadata.ready:
+            return False
+        for bookmark in bookmarks:
+            state = self._slots.state(bookmark.parent)
+            if bookmark.topic_id and bookmark.topic_id != state.topic_id:
+                raise UsageError(
+                    f"bookmarks of {bookmark.parent} are of another topic of this name; nothing was changed",
+                    hint="delete them: they mean other records",
+                )
+            if any(cursor.ahead_of(state.lineage) for cursor in bookmark.cursors):
+                return False
+        return True
 
     def assigned(self, part: TopicPartition) -> StartRequest:
         """Return a logical partition as ``wanted`` does; a slot of it must be assigned.
@@ -307,14 +332,32 @@ class ApplicationRequests:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
             if cursor is not None:
                 assigned.start, assigned.stage = SlotStart((cursor,)), SlotStage.FOUND
+                assigned.moves += 1  # the group may stand anywhere
             new.append(assigned)
         self.assign_holdings(new, more=more)
 
-    def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
-        """Hold single slots without a group: topic, partition and index of each."""
+    def assign_slots(self, names: Sequence[SlotName], bookmarks: Sequence[Bookmark]) -> None:
+        """Hold single slots without a group, each from its bookmarks where there are some."""
         metadata = self._slots.metadata
-        new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in slots]
+        new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in names]
+        self._begin_by(bookmarks, new)
         self.assign_holdings(new, more=False)
+
+    def start_slots(self, names: Sequence[SlotName], bookmarks: Sequence[Bookmark]) -> None:
+        """Inside on_assign: begin slots from bookmarks, but for those that are read already.
+
+        A program that does so is asked for each further slot of these partitions.
+        """
+        found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in names]
+        self._begin_by(bookmarks, found)
+        self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
+
+    def _begin_by(self, bookmarks: Sequence[Bookmark], assigned_slots: Iterable[AssignedSlot]) -> None:
+        for assigned in assigned_slots:
+            saved = [c for b in bookmarks if b.parent == assigned.parent for c in b.cursors]
+            assigned.saved = tuple(c for c in saved if c.range.overlaps(assigned.slot.range))
+            if assigned.saved:
+                assigned.begin_by_bookmarks(self._slots.lineage(assigned.parent))
 
     def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
         if not more:
@@ -415,6 +458,10 @@ def _first_numbers(lineage: Lineage, offsets: Mapping[PhysicalPartition, int]) -
 
 def _after(segment: Segment, end: int) -> int:
     return segment.logical(end - 1) + 1 if end > segment.start else 0
+
+
+def _name_of(slot: OwnedSlot) -> SlotName:
+    return slot.parent.topic, slot.parent.partition, slot.index
 
 
 def with_offsets(parts: Sequence[TopicPartition], offsets: Sequence[int]) -> list[TopicPartition]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import FencedError, KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import Members, describe_members
@@ -116,9 +117,30 @@ class QueryClient:
         with self._lock:
             if self._client is None:
                 self._client = self._connection.open_consumer(
-                    "questions", group_id=self._group, enable_auto_commit=False
+                    "questions",
+                    group_id=self._group,
+                    group_instance_id=f"kpsplit-nobody-{secrets.token_hex(8)}",
+                    enable_auto_commit=False,
                 )
             return self._client
+
+    def as_nobody(self, commit: Callable[[object], None]) -> None:
+        """Make a commit with metadata that the coordinator takes only while the group has no members.
+
+        Without a name of a member it takes the offsets of every transaction. A name that no member has (the
+        instance id) it refuses, unless there is no member at all.
+
+        Raises:
+            FencedError: there are members; nothing was committed. KpsplitError: as the commit.
+        """
+        try:
+            commit(self.client.consumer_group_metadata())
+        except FencedError as error:
+            raise FencedError(
+                f"could not commit: group {self._group} has members, and this consumer, assigned by hand, is "
+                "none of them; nothing was committed",
+                hint="give it a group.id of its own, stop the members, or subscribe()",
+            ) from error
 
     def committed(self, places: Sequence[PhysicalPartition], seconds: float) -> dict[PhysicalPartition, int]:
         """Return the group's ordinary committed offsets; partitions without one are left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
@@ -137,18 +137,19 @@ class Consumer(confluent_kafka.Consumer):
         """Read these partitions too; in on_assign: where to start."""
         self._known_session().assign(partitions, more=True)
 
-    def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
+    def assign_slots(self, slots: Sequence[tuple[str, int, int]], bookmarks: Iterable[str] = ()) -> None:
         """Read single slots (topic, partition, index of the key range) without a group: your own assignment.
 
-        Their commits have no generation: nothing fences two owners of one slot from each other, nor from a
-        member of the group (brokers take the offsets of a transaction that names no member).
+        ``bookmarks`` (of ``slots()``) say where they start; keys without one start as ever. Of several for a
+        key the furthest counts. In on_assign: where slots that arrive start; it is then called for every one.
+
+        Nothing fences two owners of one slot from each other. A group with members refuses the commits.
 
         Raises:
-            UsageError: a topic has no such slot.
+            UsageError: a topic has no such slot, or the bookmarks are of another topic of the same name.
+            RecordError: a bookmark is malformed, or a newer kpsplit's.
         """
-        session = self._known_session()
-        self._buffer.processed()
-        session.ask(lambda: session.calls.assign_slots(slots))
+        self._known_session().assign_slots(slots, bookmarks)
 
     def unassign(self) -> None:
         """Let go of partitions that were assigned by hand; in on_revoke this is done already."""

@@ -158,6 +158,8 @@ class RebalanceCallbacks:
         self.on_lost: Callable[[list[Any]], object] | None = None
         self._announced: set[PhysicalPartition] = set()
         self._given: dict[PhysicalPartition, AssignedOffset] = {}
+        self.by_slot: set[PhysicalPartition] = set()
+        """Of these on_assign is called for every slot that arrives: the program keeps bookmarks."""
 
     def use(self, owner: object, *callbacks: Rebalanced | None) -> None:
         """Call on_assign, on_revoke and on_lost from now on, with their Consumer, which is not kept alive."""
@@ -171,6 +173,7 @@ class RebalanceCallbacks:
             return None if callback is None else call
 
         self.on_assign, self.on_revoke, self.on_lost = map(bound, callbacks)
+        self.by_slot = set()
 
     def give(self, starts: Mapping[PhysicalPartition, AssignedOffset | None]) -> None:
         """Keep what on_assign gave; None leaves a partition to the group's commits."""
@@ -183,7 +186,7 @@ class RebalanceCallbacks:
 
     def announce(self, parents: AbstractSet[PhysicalPartition]) -> Callback | None:
         """Have on_assign called for those of some partitions of which the application does not know yet."""
-        new = parents - self._announced
+        new = parents - (self._announced - self.by_slot)
         self._announced |= new
         self._ask_again(new)
         on_assign = self.on_assign

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.application_requests import ApplicationRequests, OffsetQueries, with_offsets
+from kpsplit.consumer.application_requests import ApplicationRequests, OffsetQueries, SlotName, with_offsets
 from kpsplit.consumer.broker_executor import BrokerExecutor, GroupMembers, QueryClient, answer, timed_out
 from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS as BROKER_SECONDS
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
@@ -22,12 +22,15 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.01
 SERVE_SECONDS = 0.05
 CLOSE_SECONDS = 60.0
+_NO_ANSWER = "the cluster has not answered in time"
+_BEYOND = "bookmarks name segments that the control topic does not have: are they of another cluster?"
 PLACE_SECONDS = 60.0
 """For the logs to say where offsets are that an application named."""
 
@@ -93,6 +96,21 @@ class ConsumerSession:
         self._buffer.processed()
         self.ask(lambda: self.calls.assign(cursors, more=more))
 
+    def assign_slots(self, names: Sequence[SlotName], bookmarks: Iterable[str]) -> None:
+        """Read single slots, from bookmarks where there are some; inside on_assign: begin there.
+
+        Raises:
+            RecordError: a bookmark is malformed, or a newer kpsplit's. UsageError: it is of another topic.
+            KafkaException: the control topic does not have what it names.
+        """
+        saved = [decode_bookmark(text) for text in bookmarks]
+        self.until_known(None, saved)
+        if self._events.inside_callback():
+            self.ask(lambda: self.calls.start_slots(names, saved))
+            return
+        self._buffer.processed()
+        self.ask(lambda: self.calls.assign_slots(names, saved))
+
     def seek(self, part: TopicPartition) -> None:
         """Read a partition's slots from a logical offset, OFFSET_BEGINNING or OFFSET_END."""
         wanted = self.ask(lambda: self.calls.assigned(part))
@@ -147,17 +165,17 @@ class ConsumerSession:
         except KpsplitError as error:
             raise KafkaException(kafka_error(error)) from error
 
-    def until_known(self, timeout: float | None) -> None:
-        """Wait until it is known which topics are enrolled; None or negative is the default.
+    def until_known(self, timeout: float | None, bookmarks: Sequence[Bookmark] = ()) -> None:
+        """Wait until it is known what is enrolled, and what bookmarks name; None or negative is the default.
 
         Raises:
             KafkaException: it could not be found out in time; the brokers' answer is in it.
         """
         deadline = Deadline(ANSWER_SECONDS if timeout is None or timeout < 0 else timeout)
-        while not self.ask(self.calls.known):
+        while not self.ask(lambda: self.calls.known(bookmarks)):
             if deadline.left() <= 0:
                 trouble = self.engine.metadata.trouble
-                raise timed_out(str(trouble) if trouble else "the cluster has not answered in time")
+                raise timed_out(str(trouble) if trouble else _BEYOND if bookmarks else _NO_ANSWER)
             self.engine.ended(LOOK_SECONDS)
 
 

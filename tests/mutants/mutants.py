@@ -45,6 +45,7 @@ class Mutant:
 SEND_STATE, SEND_TESTS = "producer.send_state", "unit/test_producer_send_state.py"
 ASSIGNED, MOVES = "consumer.slots.assigned", "unit/test_consumer_moves.py"
 WRITES, COMMITS = "consumer.commit.writes", "unit/test_consumer_engine_committing.py"
+BOOKMARKS = "unit/test_consumer_bookmarks.py"
 FETCHES = "unit/test_consumer_tracks.py"
 
 MUTANTS = [
@@ -152,6 +153,41 @@ MUTANTS = [
         "sure = not self.by_hand and not self.moved and not self.uncertain",
         "sure = not self.by_hand and not self.uncertain",
         "unit/test_consumer_engine_righting.py",
+    ),
+    Mutant(
+        "begin at the first of several bookmarks of a key",
+        ASSIGNED,
+        "pieces.append(reduce(partial(further, lineage), own))",
+        "pieces.append(own[0])",
+        BOOKMARKS,
+    ),
+    Mutant(
+        "begin a slot before it is known where its keys without a bookmark stand",
+        ASSIGNED,
+        "if union_of_adjacent(c.range for c in pieces) == self.slot.range:",
+        "if pieces:",
+        BOOKMARKS,
+    ),
+    Mutant(
+        "ask a program that keeps bookmarks for the first slot of a partition only",
+        "consumer.events",
+        "new = parents - (self._announced - self.by_slot)",
+        "new = parents - self._announced",
+        BOOKMARKS,
+    ),
+    Mutant(
+        "take bookmarks of a topic that was made again",
+        "consumer.application_requests",
+        "if bookmark.topic_id and bookmark.topic_id != state.topic_id:",
+        "if False:",
+        BOOKMARKS,
+    ),
+    Mutant(
+        "commit what was assigned by hand as a member does",
+        "consumer.commit.committer",
+        "return None if all(assigned.by_hand for assigned in slots) else self._group.metadata()",
+        "return self._group.metadata()",
+        BOOKMARKS,
     ),
     Mutant(
         "take what was committed before a seek back for processed",

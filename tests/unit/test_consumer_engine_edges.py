@@ -357,7 +357,7 @@ def test_slots_are_not_let_go_inside_their_hand_over():
     """Two threads call unassign(): the second one used to lose the slots that the first one hands over."""
     with World() as world:
         calls = world.calls
-        world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)])).result(10)
+        world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
         world.polls(lambda: world.reader.owned, "the slot")
         handed_out(world, 2)
         first = world.engine.ask(lambda: calls.let_go(list(world.slots)))

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -317,8 +317,7 @@ class Committer:
         """Call on_commit for commits that no call waits for, as the original does."""
         on_commit = self.settings.on_commit
         if on_commit is not None and not job.waiting:
-            parts = job.parts
-            self._events.call(lambda: on_commit(error, parts))
+            self._events.call(lambda: on_commit(error, job.parts))
 
     # -- what is sent ------------------------------------------------------------------------------
 
@@ -350,7 +349,7 @@ class Committer:
     def _with_outputs(
         self, participant: TransactionParticipant, processed: list[Processed], slots: list[AssignedSlot]
     ) -> CommitUnit:
-        member, metadata = self.member(), self._group.metadata()
+        member, metadata = self.member(), self._metadata_of(slots)
         with taken(self._slots.state_binding.commit(processed, slots)) as state:
             payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
             future = self._executor.ask(
@@ -361,18 +360,21 @@ class Committer:
         return CommitUnit(_named(slots), future, payload)
 
     def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
-        member, metadata = self.member(), self._group.metadata()
+        member, metadata = self.member(), self._metadata_of(slots)
         with taken(self._slots.state_binding.commit(processed, slots)) as payload:
             future = self._executor.ask(
                 lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
             )
         return CommitUnit(_named(slots), future, payload)
 
+    def _metadata_of(self, slots: Iterable[AssignedSlot]) -> Any:
+        """Return what fences a commit of these; None where all were assigned by hand: nobody's."""
+        return None if all(assigned.by_hand for assigned in slots) else self._group.metadata()
+
     def _in_the_ordinary_way(
         self, processed: list[Processed], slots: list[AssignedSlot]
     ) -> Iterator[CommitUnit]:
-        offsets = plain_offsets(processed)
-        if not offsets:
+        if not (offsets := plain_offsets(processed)):
             return
         with taken(self._slots.state_binding.commit(processed, slots)) as state:
             if state is None:

@@ -270,24 +270,31 @@ class GroupOffsets:
     ) -> None:
         """Commit what was processed of enrolled partitions, all in one transaction, with its payload.
 
+        ``metadata``: who commits; None for what was assigned by hand.
+
         Raises:
-            FencedError: the slots are another member's. KpsplitError: not committed, or not known.
+            FencedError: the slots are another member's, or the group has members and this is none of them.
+            KpsplitError: not committed, or not known.
         """
         deadline = Deadline(seconds)
         also = None if payload is None else _also(payload, deadline)
 
-        def attempt() -> None:
+        def attempt(fence: object) -> None:
             wanted = self._writes(processed, member)
             if wanted is not None:
                 self._commit_writer().commit(
-                    wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
+                    wanted.records, wanted.tombstones, wanted.offsets, fence, deadline, also
                 )
                 self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
 
-        self._without_deleted(processed, deadline, attempt)
+        self._without_deleted(processed, deadline, attempt, metadata)
 
     def _without_deleted(
-        self, processed: Sequence[Processed], deadline: Deadline, attempt: Callable[[], None]
+        self,
+        processed: Sequence[Processed],
+        deadline: Deadline,
+        attempt: Callable[[object], None],
+        metadata: object,
     ) -> None:
         """Commit; once more each time it turns out that a sub-topic is gone that the commit named.
 
@@ -297,7 +304,7 @@ class GroupOffsets:
         self._gone = self._missing(subtopics)
         while True:
             try:
-                return attempt()
+                return self._query_client.as_nobody(attempt) if metadata is None else attempt(metadata)
             except UsageError as error:
                 if not _is_missing(error.__cause__) or not self._more_deleted(subtopics, deadline):
                     raise
@@ -339,13 +346,12 @@ class GroupOffsets:
         """Commit everything that was processed in one transaction, together with its outputs.
 
         Raises:
-            FencedError: the slots are another member's. UnknownOutcomeError: read the log. KpsplitError: not
-                committed.
+            FencedError: as ``commit``. UnknownOutcomeError: read the log. KpsplitError: not committed.
         """
         deadline = Deadline(seconds)
         enrolled = [p for p in processed if not p.mode.plain]
 
-        def attempt() -> None:
+        def attempt(fence: object) -> None:
             wanted = self._writes(processed, member) if enrolled else None
             wanted = wanted or Writes((), (), {})
             if self._output_writer is None:
@@ -355,10 +361,10 @@ class GroupOffsets:
                 )
             offsets = {**plain_offsets(processed), **wanted.offsets}
             self._output_writer.commit(
-                wanted.records, wanted.tombstones, offsets, metadata, deadline, _also(payload, deadline)
+                wanted.records, wanted.tombstones, offsets, fence, deadline, _also(payload, deadline)
             )
 
-        self._without_deleted(enrolled, deadline, attempt)
+        self._without_deleted(enrolled, deadline, attempt, metadata)
 
     def members(self, *, kept: bool = False) -> Members:
         """Return who is in the group, what each member owns; ``kept``: and what each had when it joined.

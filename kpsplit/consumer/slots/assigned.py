@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial, reduce
 from typing import Literal
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
-from kpsplit.splitter.key_range import KeyRange, slot_number, slot_range
+from kpsplit.splitter.key_range import KeyRange, ranges_between, slot_number, slot_range, union_of_adjacent
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
 
@@ -138,7 +139,8 @@ class AssignedSlot:
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
     log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what
     its pieces had processed, until reading has caught up with the furthest. ``stored``: what
-    ``store_offsets`` said, where records do not count as processed by themselves.
+    ``store_offsets`` said, where records do not count as processed by themselves. ``saved``: what bookmarks
+    of the application say, until its start is known.
     """
 
     slot: OwnedSlot
@@ -156,6 +158,7 @@ class AssignedSlot:
     reset: bool = False
     ahead: PieceProgress | None = None
     stored: tuple[Cursor, ...] | None = None
+    saved: tuple[Cursor, ...] = ()
     epoch: int = 0
     restore: RestoreProgress = field(default_factory=RestoreProgress)
 
@@ -204,6 +207,16 @@ class AssignedSlot:
         self.committed = start.pieces if start.committed else ()
         self.stage = SlotStage.FOUND
 
+    def begin_by_bookmarks(self, lineage: Lineage) -> None:
+        """Have bookmarks say where it starts, and what was found where they say nothing.
+
+        While nothing was found they wait, unless they say everything.
+        """
+        pieces = by_bookmarks(lineage, self.slot.range, self.saved, self.begun_at)
+        if union_of_adjacent(c.range for c in pieces) == self.slot.range:
+            self.start, self.saved, self.stage = SlotStart(pieces), (), SlotStage.FOUND
+            self.moves += 1  # the group may stand anywhere
+
     def count_committed(self, cursors: tuple[Cursor, ...], moves: int) -> None:
         """A commit of these cursors has succeeded; it was asked for after so many moves."""
         self.committed, self.moves_committed = cursors, moves
@@ -248,6 +261,24 @@ class PieceProgress:
             for b in now
             if b.range.covers(a.range)
         )
+
+
+def by_bookmarks(
+    lineage: Lineage, range_: KeyRange, saved: Sequence[Cursor], found: Sequence[Cursor]
+) -> tuple[Cursor, ...]:
+    """Return where a range starts, by pieces: of each key what is furthest in bookmarks, else what was found.
+
+    A program need not delete the bookmarks of slots that there are no more: positions never go back.
+    """
+    ranges = [c.range for c in (*saved, *found)]
+    cuts = sorted({range_.lo, range_.hi, *(at for r in ranges for at in (r.lo, r.hi) if at in range_)})
+    pieces: list[Cursor] = []
+    for piece in ranges_between(cuts):
+        known = [c for c in saved if c.range.covers(piece)] or [c for c in found if c.range.covers(piece)]
+        if known:
+            own = [c.narrowed(piece).settled(lineage) for c in known]
+            pieces.append(reduce(partial(further, lineage), own))
+    return tuple(pieces)
 
 
 def never_before(

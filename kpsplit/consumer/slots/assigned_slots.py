@@ -48,7 +48,8 @@ class MemberSlot:
     ``leaving``; ``stopped`` (it has no start, or it leaves, or is another member's). ``positions``: the next
     physical offset to be handed out, for every physical partition of which something is left to read, now or
     later; inside ``run()``, the next to be worked on. Empty while its start is not known. ``committed``: the
-    same by what is committed; empty while nothing is.
+    same by what is committed; empty while nothing is. ``bookmark``: how far it is handed out, as a text to
+    keep, for ``assign_slots``; None while it is not read yet, and no more.
     """
 
     topic: str
@@ -59,6 +60,7 @@ class MemberSlot:
     stage: str
     positions: Mapping[PhysicalPartition, int]
     committed: Mapping[PhysicalPartition, int]
+    bookmark: str | None = None
 
 
 class AssignedSlots:

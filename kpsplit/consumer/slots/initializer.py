@@ -140,6 +140,8 @@ class SlotInitializer:
             assigned.stage = SlotStage.WANTED
             return
         assigned.found(start)
+        if assigned.saved:
+            assigned.begin_by_bookmarks(self._slots.lineage(assigned.parent))
 
     def _no_offset(self, parent: PhysicalPartition, waiting: list[AssignedSlot]) -> None:
         for assigned in waiting:

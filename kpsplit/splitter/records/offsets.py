@@ -16,6 +16,7 @@ from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition, place_field
 from kpsplit.splitter.records.strict_json import Fields, decode, decode_unversioned, encode, encode_readable
 
@@ -110,6 +111,31 @@ class NewerCommit:
     """A range commit of a newer version: whose it is and of which range its key says, the rest is unknown."""
 
     range: KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """How far keys of a logical partition were handed out: a text that a program keeps in its own store.
+
+    ``topic_id``: Kafka's id of the topic, "" where it was not enrolled. What the cursors say of segments that
+    are not listed: ``splitter.reading``.
+    """
+
+    parent: PhysicalPartition
+    topic_id: str
+    cursors: tuple[Cursor, ...]
+
+    def encode(self) -> str:
+        pieces = [
+            {
+                "lo": c.range.lo,
+                "hi": c.range.hi,
+                "positions": [{"segment": s, "next": at} for s, at in sorted(c.positions.items())],
+            }
+            for c in self.cursors
+        ]
+        place = {"topic": self.parent.topic, "partition": self.parent.partition, "topic_id": self.topic_id}
+        return encode({"v": VERSION, **place, "pieces": pieces}).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +279,26 @@ def read_commit(key: CommitKey, data: bytes) -> RangeCommit | NewerCommit:
         return decode_range_commit(key, data)
     except FutureVersionError:
         return NewerCommit(key.range)
+
+
+def decode_bookmark(text: str) -> Bookmark:
+    """Raise RecordError if malformed, FutureVersionError if a newer kpsplit made it."""
+    fields = decode(text.encode(errors="replace"), "bookmark", VERSION)
+    parent, topic_id = place_field(fields), fields.text("topic_id", 100)
+    cursors = fields.objects("pieces", _piece)
+    fields.done()
+    return Bookmark(parent, topic_id, cursors)
+
+
+def _piece(fields: Fields) -> Cursor:
+    listed = fields.objects("positions", _next)
+    if len(dict(listed)) != len(listed):
+        fields.fail("a segment is listed twice")
+    return Cursor(_range(fields), dict(listed))
+
+
+def _next(fields: Fields) -> tuple[int, int]:
+    return fields.integer("segment"), fields.integer("next")
 
 
 def decode_boundary(data: bytes | None) -> Boundary:

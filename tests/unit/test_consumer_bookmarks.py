@@ -1,0 +1,202 @@
+"""Bookmarks: how far a slot was handed out, as a text that a program keeps, and slots that begin there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from kpsplit.consumer.group.membership import State
+from kpsplit.consumer.slots.assigned import SlotStage, by_bookmarks, slot_by_hand
+from kpsplit.errors import FutureVersionError, RecordError, UsageError
+from kpsplit.splitter.group_slots import Mode, Subscribed
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
+from tests.unit.engine_world import PARENT, SLOTS, TOPIC, World, record, slot
+from tests.unit.samples import life
+
+FIRST, SECOND = WHOLE.split_evenly(2)
+LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as one:
+        yield one
+
+
+def at(range_: KeyRange, next_: int) -> Cursor:
+    return Cursor(range_, {0: next_})
+
+
+def bookmark(*cursors: Cursor, topic_id: str = "id") -> Bookmark:
+    return Bookmark(PARENT, topic_id, cursors)
+
+
+def test_a_bookmark_is_this_json_and_is_read_back() -> None:
+    one = Bookmark(PARENT, "id", (Cursor(FIRST, {3: 87, 1: 1001}), at(SECOND, 5)))
+    assert json.loads(one.encode()) == {
+        "v": 1,
+        "topic": PARENT.topic,
+        "partition": PARENT.partition,
+        "topic_id": "id",
+        "pieces": [
+            {
+                "lo": FIRST.lo,
+                "hi": FIRST.hi,
+                "positions": [{"segment": 1, "next": 1001}, {"segment": 3, "next": 87}],
+            },
+            {"lo": SECOND.lo, "hi": SECOND.hi, "positions": [{"segment": 0, "next": 5}]},
+        ],
+    }
+    assert decode_bookmark(one.encode()) == one
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{", ""),
+        ('"next":5', '"next":-5'),
+        ('"lo":0,', ""),
+        ('"hi":4294967296', '"hi":0'),
+        ('"pieces"', '"parts"'),
+        ('{"next":5,"segment":0}', '{"next":5,"segment":0},{"next":6,"segment":0}'),
+    ],
+)
+def test_a_bookmark_that_was_damaged_is_refused(before: str, after: str) -> None:
+    text = bookmark(at(WHOLE, 5)).encode()
+    assert before in text
+    with pytest.raises(RecordError, match="bookmark"):
+        decode_bookmark(text.replace(before, after, 1))
+
+
+def test_a_bookmark_of_a_newer_version_is_refused_as_such() -> None:
+    with pytest.raises(FutureVersionError):
+        decode_bookmark(bookmark(at(WHOLE, 5)).encode().replace('"v":1', '"v":2'))
+
+
+def test_of_several_bookmarks_of_a_key_the_furthest_counts_and_what_has_none_is_as_it_was_found() -> None:
+    quarter, other = FIRST.split_evenly(2)
+    saved = [at(FIRST, 5), at(quarter, 9), at(quarter, 3)]
+    assert by_bookmarks(LINEAGE, WHOLE, saved, [at(WHOLE, 1)]) == (
+        at(quarter, 9),
+        at(other, 5),
+        at(SECOND, 1),
+    )
+    assert by_bookmarks(LINEAGE, other, saved, ()) == (at(other, 5),)
+    assert by_bookmarks(LINEAGE, WHOLE, [at(SECOND, 2)], ()) == (at(SECOND, 2),)
+
+
+def test_a_bookmark_of_a_later_segment_is_further_than_one_of_an_earlier() -> None:
+    state = life().merged
+    last = state.lineage.segments[-1]
+    late = Cursor(WHOLE, {last.id: last.start + 4}).settled(state.lineage)
+    for saved in ([at(WHOLE, 1), late], [late, at(WHOLE, 1)]):
+        assert by_bookmarks(state.lineage, WHOLE, saved, ()) == (late,)
+
+
+def test_a_slot_waits_for_what_is_found_where_its_bookmarks_do_not_say_everything() -> None:
+    known = Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS)
+    one = slot_by_hand(known, 0, 0)
+    part, rest = one.slot.range.split_evenly(2)
+    one.saved = (at(part, 7),)
+    one.begin_by_bookmarks(LINEAGE)
+    assert (one.stage, one.start, one.saved) == (SlotStage.WANTED, None, (at(part, 7),))
+    one.saved = (at(part, 7), at(rest, 8))
+    one.begin_by_bookmarks(LINEAGE)
+    assert (one.stage, one.begun_at, one.saved) == (SlotStage.FOUND, (at(part, 7), at(rest, 8)), ())
+    assert one.moved, "the next commit may take the group back"
+
+
+def test_slots_by_hand_begin_at_their_bookmarks_and_the_others_where_the_group_stands(world: World) -> None:
+    part, rest = slot(1).range.split_evenly(2)
+    saved = [bookmark(at(slot(0).range, 6)), bookmark(at(part, 4))]
+    calls = world.calls
+    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, index) for index in (0, 1)], saved)).result(10)
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots")
+    assert world.reader.owned[slot(0)].positions == {0: 6}
+    assert world.reader.owned[slot(1)].positions == {0: 0}, "the least of its halves"
+    ahead = world.slots[slot(1)].begun_at
+    assert {c.range: dict(c.positions).get(0, 0) for c in ahead} == {part: 4, rest: 0}
+
+
+def test_a_bookmark_says_what_was_handed_out_and_is_there_while_the_slot_is_read(world: World) -> None:
+    calls = world.calls
+
+    def bookmarks() -> list[str | None]:
+        mark = world.buffer.mark()
+        return [one.bookmark for one in world.engine.ask(lambda: calls.slots(mark)).result(10)]
+
+    world.group_offsets.starts_gate.clear()
+    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    assert bookmarks() == [None]
+    world.group_offsets.starts_gate.set()
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.reader.write(*(record(n) for n in range(5)))
+    world.take(3)
+    assert bookmarks() == [bookmark(at(slot(0).range, 3)).encode()]
+
+
+def test_what_was_assigned_by_hand_is_committed_as_by_no_member(world: World) -> None:
+    calls = world.calls
+    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.reader.write(*(record(n) for n in range(3)))
+    world.take(3)
+    world.buffer.processed()
+    world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
+    world.polls(lambda: world.group_offsets.commits, "the commit")
+    assert world.group_offsets.generations == [None]
+
+
+def test_a_place_that_is_named_when_a_partition_is_assigned_may_take_the_group_back(world: World) -> None:
+    calls = world.calls
+    world.engine.ask(lambda: calls.assign({PARENT: at(WHOLE, 2)}, more=False)).result(10)
+    world.polls(lambda: world.reader.owned, "the partition")
+    world.reader.write(*(record(n) for n in range(3)))
+    world.take(3)
+    world.buffer.processed()
+    world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
+    world.polls(lambda: world.group_offsets.commits, "the commit")
+    assert world.group_offsets.moved == [{WHOLE}]
+
+
+def test_on_assign_gives_bookmarks_to_each_slot_that_arrives_and_moves_none_that_is_read(
+    world: World,
+) -> None:
+    saved = {0: 6, 1: 7, 2: 8}
+    stages: list[dict[int, str]] = []
+
+    def give() -> None:
+        calls, mark = world.calls, world.buffer.mark()
+        slots = world.engine.ask(lambda: calls.slots(mark)).result(10)
+        stages.append({one.index: one.stage for one in slots})
+        texts = [bookmark(at(slot(index).range, next_)) for index, next_ in saved.items()]
+        names = [(one.topic, one.partition, one.index) for one in slots]
+        world.engine.ask(lambda: calls.start_slots(names, texts)).result(10)
+
+    world.subscribe()
+    world.inside["assign"] = give
+    for arrive, count in (((0, 1), 2), ((2,), 3)):
+        world.coordinator.give(*arrive)
+        wanted = {slot(index) for index in range(count)}
+        world.polls(lambda w=wanted: world.state is State.STABLE and set(world.reader.owned) == w, "slots")  # type: ignore[misc]
+        saved[0] = 1
+    assert {one.index: c.positions[0] for one, c in world.reader.owned.items()} == {0: 6, 1: 7, 2: 8}
+    assert stages == [{0: "found", 1: "found"}, {0: "reading", 1: "reading", 2: "found"}]
+
+
+def test_bookmarks_of_a_topic_that_was_made_again_are_refused_and_those_ahead_of_the_view_wait(
+    world: World,
+) -> None:
+    calls = world.calls
+    assert calls.known([bookmark(at(WHOLE, 3)), bookmark(at(WHOLE, 3), topic_id="")])
+    assert not calls.known([bookmark(Cursor(WHOLE, {1: 3}))])
+    with pytest.raises(UsageError, match=r"another topic of this name; nothing was changed; delete them"):
+        calls.known([bookmark(at(WHOLE, 3), topic_id="other")])
+    world.metadata.ready = False
+    assert not calls.known()
