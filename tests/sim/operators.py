@@ -435,7 +435,7 @@ def _drained(operator: Operator, state: PartitionState, name: str) -> Effect:
     tail = OffsetTail(world.offsets)
     tail.follow()
     ordinary = {GROUP: dict(world.coordinator.offsets)} if world.coordinator.offsets else {}
-    positions = proven_positions(ordinary, tail.fold, state, None)
+    positions = proven_positions(ordinary, tail.fold, state)
     operator.group_known = bool(positions)
     starts = {place: log.start for place, log in world.brokers.logs.items()}
     return not undrained(ends_to_reach(state, name), starts, positions)
