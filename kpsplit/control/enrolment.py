@@ -27,7 +27,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.coordinators import group_names
-from kpsplit.kafka.groups import range_commits, readers_of, readers_without_commit
+from kpsplit.kafka.groups import range_commits, readers_of, readers_of_topics
 from kpsplit.kafka.kafka_python import refuse_another_topic
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
@@ -319,7 +319,7 @@ class Enroller:
     def _await_released(self, former: SlotDivision, deadline: Deadline) -> None:
         """Return when no member of any group has a former slot, or may still work on what it read of one."""
         started = monotonic()
-        while groups := readers_without_commit(self._admin, (), {former.topic}, deadline):
+        while groups := readers_of_topics(self._admin, {former.topic}, deadline):
             deadline.check(f"group {groups[0]} to release the slots of {former.topic}")
             time.sleep(_LOOK_AGAIN)
         self._observe(StepDone("Release", monotonic() - started, former.topic))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from kpsplit.clock import Deadline
 from kpsplit.control.plans import under_way
@@ -19,12 +20,10 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.groups import (
     Positions,
-    committed_positions,
-    groups_of,
+    known_groups,
     positions_by_range_commits,
     proven_positions,
     range_commits,
-    readers_without_commit,
     topics_of,
 )
 from kpsplit.splitter.commits import CommitFold
@@ -34,6 +33,9 @@ from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubT
 from kpsplit.splitter.records.control import Enrolment
 
 _SHOWN = 5
+
+_Groups = tuple[Mapping[str, Positions], CommitFold]
+"""What each group has read for certain, and the range commits that say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ class Retirement:
         self._gone = {name for name, topic in there.items() if topic is None}
         kept: dict[str, str] = {}
         undrained: list[str] = []
+        groups = cache(partial(self._groups, state, deadline))  # one look for all of them
         for subtopic in candidates:
             topic = there[subtopic.name]
             reason = None if topic is None else self._foreign(state, subtopic, topic)
             if topic is not None and reason is None:
-                reason = self._readers(state, subtopic, force, deadline)
+                reason = self._readers(state, subtopic, force, groups)
                 undrained += [] if reason is None else [subtopic.name]
             if reason is not None:
                 kept[subtopic.name] = reason
@@ -164,12 +167,12 @@ class Retirement:
         return None
 
     def _readers(
-        self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
+        self, state: PartitionState, subtopic: SubTopic, force: bool, groups: Callable[[], _Groups]
     ) -> str | None:
-        """Return which group has not drained a sub-topic."""
+        """Return which group has not drained a sub-topic; ``groups`` looks, where it has to be known."""
         if subtopic.state is SubTopicState.RETIRED or not held_segments(state, subtopic.name):
             return None
-        left = self._undrained(state, subtopic, deadline)
+        left = self._undrained(state, subtopic, groups)
         if left and force:
             for item in left[:_SHOWN]:
                 self._observe(StepDone("Forced", 0.0, f"{subtopic.name}: {item}"))
@@ -177,20 +180,20 @@ class Retirement:
         more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
         return f"{left[0]}{more}" if left else None
 
-    def _undrained(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> list[Undrained]:
+    def _undrained(
+        self, state: PartitionState, subtopic: SubTopic, groups: Callable[[], _Groups]
+    ) -> list[Undrained]:
         ends = ends_to_reach(state, subtopic.name)
         if not ends:
             return []
-        enrolment = self._enrolment(deadline)
-        ordinary = committed_positions(self._admin, deadline)
-        fold = range_commits(self._admin, [state.parent], deadline)
-        positions = proven_positions(ordinary, fold, state, enrolment)
-        topics = topics_of(state, enrolment)
-        known = groups_of(ordinary, topics)
-        for group in readers_without_commit(self._admin, known, topics, deadline):
-            positions[group] = {}
+        positions, fold = groups()
         left = undrained(ends, self._admin.start_offsets(ends), positions)
         return [replace(item, note=_note(item, fold, state)) for item in left]
+
+    def _groups(self, state: PartitionState, deadline: Deadline) -> _Groups:
+        known = known_groups(self._admin, topics_of(state, self._enrolment(deadline)), deadline)
+        fold = range_commits(self._admin, [state.parent], deadline)
+        return proven_positions(known, fold, state), fold
 
     def _delete(
         self, going: list[SubTopic], before: PartitionState, force: bool, deadline: Deadline
@@ -211,7 +214,8 @@ class Retirement:
         for subtopic in going:
             if subtopic.state is not SubTopicState.RETIRED:
                 with behind_a_change(done=changed):
-                    reason = None if force else self._readers(state, subtopic, force, deadline)
+                    look = partial(self._groups, state, deadline)
+                    reason = None if force else self._readers(state, subtopic, force, look)
                     if reason is not None:
                         kept[subtopic.name] = reason
                         self._keep(subtopic.name, reason)

@@ -18,12 +18,10 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, answer_within, no_partitio
 from kpsplit.kafka.groups import (
     Members,
     Owner,
-    committed_positions,
     describe_members,
-    groups_of,
+    known_groups,
     positions_of,
     range_commits,
-    readers_without_commit,
 )
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView, Registrations
@@ -308,11 +306,9 @@ def progress_of_groups(
     """
     parents = _partitions(admin, topic, partition, deadline)
     fold = range_commits(admin, parents, deadline)
-    committed = committed_positions(admin, deadline)
-    topics = group_topics(topic, read_view().enrolments.get(topic))
-    groups = {*groups_of(committed, topics), *(group for p in parents for group in fold.groups(p))}
-    groups.update(readers_without_commit(admin, groups, topics, deadline))
-    ordinary = {group: committed.get(group, {}) for group in sorted(groups)}
+    known = known_groups(admin, group_topics(topic, read_view().enrolments.get(topic)), deadline)
+    groups = {*known, *(group for p in parents for group in fold.groups(p))}
+    ordinary = {group: known.get(group, {}) for group in sorted(groups)}
     return _progress(admin, read_view, parents, fold, ordinary, deadline)
 
 

@@ -76,7 +76,10 @@ LEADER_MOVES = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.KAFKA_STORAGE_ERROR,
 }
-"""A partition has another leader than the broker that was asked, or one that has just begun."""
+"""A partition has another leader than the broker that was asked, or gets one, or one that has just begun.
+
+A consumer passes over nothing then: it looks for the leader, and fetches from where it was.
+"""
 _NO_COORDINATOR = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -89,17 +92,13 @@ _TIMEOUTS = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
 }
-TRANSIENT_READS = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
+TRANSIENT_READS = LEADER_MOVES | {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+}
 """What a consumer without a group reports and gets over by itself: brokers that are away, leaders that move.
 
 librdkafka looks for the coordinator of a group even where none is used; a reader need not be in one.

@@ -229,11 +229,29 @@ Positions = dict[PhysicalPartition, int]
 def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Positions]:
     """Return the committed positions of every group that has any.
 
+    Raises: as ``known_groups``.
+    """
+    return _committed(admin, group_names(admin, deadline), deadline)
+
+
+def known_groups(admin: ClusterAdmin, topics: Collection[str], deadline: Deadline) -> dict[str, Positions]:
+    """Return the ordinary offsets of every group that brokers know on some topics, by one list of all groups.
+
+    It has committed there, or a member owns something of them, or may still work on what it owned. The list
+    comes first: a group on it that commits meanwhile has positions, one that forgets them has its members.
+
     Raises:
         AuthorizationError: groups may be hidden from us.
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
-    groups = group_names(admin, deadline)
+    listed = every_group(admin, deadline)
+    committed = _committed(admin, sorted(g.group_id for g in listed), deadline)
+    known = groups_of(committed, topics)
+    known.update(_readers(admin, [g for g in listed if g.group_id not in known], topics, deadline))
+    return {group: committed.get(group, {}) for group in sorted(known)}
+
+
+def _committed(admin: ClusterAdmin, groups: list[str], deadline: Deadline) -> dict[str, Positions]:
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
         deadline.check("the positions of the consumer groups")
@@ -348,18 +366,19 @@ def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[
 
 
 def proven_positions(
-    ordinary: Mapping[str, Positions], fold: CommitFold, state: PartitionState, enrolment: Enrolment | None
+    known: Mapping[str, Positions], fold: CommitFold, state: PartitionState
 ) -> dict[str, Positions]:
     """Return what each group has read for certain: the lesser of its ordinary offsets and its range commits.
 
     A client that may commit for one group can write range commits of any; for ordinary offsets it needs the
     right on the group itself. A member commits both in one transaction. So both count for a group that
-    brokers know on the topic, and an ordinary offset that is missing is *not drained*. Brokers forget a group
-    that has stopped (``offsets.retention.minutes``): then the range commits count alone.
+    brokers know on the topic (``known_groups``), and an ordinary offset that is missing is *not drained*.
+    Brokers forget a group that has stopped (``offsets.retention.minutes``): then the range commits count
+    alone.
     """
-    found = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state, enrolment))}
+    found = dict(known)
     for group, by_range in positions_by_range_commits(fold, state).items():
-        plain = found.get(group)
+        plain = known.get(group)
         if plain is None:
             found[group] = by_range
         else:
@@ -377,21 +396,30 @@ def has_member_on(admin: ClusterAdmin, group: str, topic: str, enrolment: Enrolm
     return describe_members(admin, group, kept=True).on(group_topics(topic, enrolment))
 
 
-def readers_without_commit(
-    admin: ClusterAdmin, committed: Collection[str], topics: Collection[str], deadline: Deadline
+def readers_of(admin: ClusterAdmin, topic: str, enrolment: Enrolment | None, deadline: Deadline) -> list[str]:
+    """Return the groups of which a member has something of a topic; see ``readers_of_topics``."""
+    return readers_of_topics(admin, group_topics(topic, enrolment), deadline)
+
+
+def readers_of_topics(admin: ClusterAdmin, topics: Collection[str], deadline: Deadline) -> list[str]:
+    """Return the groups of which a member owns something of these topics, or may still work on what it owned.
+
+    Raises: as ``known_groups``.
+    """
+    return _readers(admin, every_group(admin, deadline), topics, deadline)
+
+
+def _readers(
+    admin: ClusterAdmin, listed: Iterable[Any], topics: Collection[str], deadline: Deadline
 ) -> list[str]:
-    """Return the groups besides those that ``committed`` of which a member owns something of these topics.
+    """Return which of the listed groups ``readers_of_topics`` means.
 
-    Or may still work on what it owned. While a group rebalances nobody knows what its members will own. It is
-    asked again for a while, and counts as a reader if it does not come to rest.
-
-    Raises:
-        KpsplitError: a group could not be asked; what is not known must not be taken for drained.
+    While a group rebalances nobody knows what its members will own. It is asked again for a while, and counts
+    as a reader if it does not come to rest.
     """
     found: list[str] = []
-    listed = [g.group_id for g in every_group(admin, deadline) if g.state not in WITHOUT_MEMBERS]
+    left = [g.group_id for g in listed if g.state not in WITHOUT_MEMBERS]
     limits: dict[str, Deadline] = {}
-    left = [group for group in listed if group not in committed]
     told = _stable_classic(admin, left, answer_within(deadline)) if left else {}
     while left:
         for group in tuple(left):
@@ -406,11 +434,6 @@ def readers_without_commit(
         if left:
             time.sleep(PAUSE)
     return sorted(found)
-
-
-def readers_of(admin: ClusterAdmin, topic: str, enrolment: Enrolment | None, deadline: Deadline) -> list[str]:
-    """Return the groups of which a member has something of a topic; see ``readers_without_commit``."""
-    return readers_without_commit(admin, (), group_topics(topic, enrolment), deadline)
 
 
 def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:

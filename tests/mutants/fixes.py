@@ -403,9 +403,16 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "retire by what groups had read before the claim",
         "control.retirement",
-        "reason = None if force else self._readers(state, subtopic, force, deadline)",
+        "reason = None if force else self._readers(state, subtopic, force, look)",
         "reason = None",
         "unit/test_retirement.py",
+    ),
+    (
+        "take a group that reads and has committed nothing for none",
+        "kafka.groups",
+        "known.update(_readers(admin, [g for g in listed if g.group_id not in known], topics, deadline))",
+        "pass",
+        "unit/test_group_positions.py",
     ),
     (
         "withdraw commits by the word of one broker",
@@ -544,7 +551,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "delete former slots that members still have",
         "control.enrolment",
-        "while groups := readers_without_commit(self._admin, (), {former.topic}, deadline):",
+        "while groups := readers_of_topics(self._admin, {former.topic}, deadline):",
         "while groups := tuple[str, ...]():",
         "unit/test_enrolment.py",
     ),

@@ -441,7 +441,7 @@ def _drained(operator: Operator, state: PartitionState, name: str, deadline: Dea
     yield from operator._until("reads the offset log", lambda: world.offsets.stable() >= end, deadline)
     tail = OffsetTail(world.offsets)
     tail.follow()
-    positions = proven_positions(ordinary, tail.fold, state, None)
+    positions = proven_positions(ordinary, tail.fold, state)
     operator.group_known = bool(positions)
     starts = {place: log.start for place, log in world.brokers.logs.items()}
     return not undrained(ends_to_reach(state, name), starts, positions)

@@ -192,7 +192,7 @@ def test_many_groups_are_asked_with_one_client_and_only_those_that_are_not_stabl
     monkeypatch.setattr(groups, "every_group", lambda *_: listed)
     monkeypatch.setattr(groups, "ask_kafka_python", ask)
     monkeypatch.setattr(groups, "describe_members", described)
-    found = groups.readers_without_commit(classic.admin, (), {PARENT.topic}, Deadline(60))
+    found = groups.readers_of_topics(classic.admin, {PARENT.topic}, Deadline(60))
     assert found == ([] if changes.get("protocol_data") else names)
     assert (asked, alone) == ([names], names if by_itself else [])
 

@@ -12,6 +12,7 @@ from kpsplit.consumer.fetch import reader as readings
 from kpsplit.consumer.fetch.gaps import EndReached, Found, GapFound, LogBounds, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import FIRST_REST_SECONDS, SlotReader
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import LEADER_MOVES
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -227,6 +228,16 @@ def test_an_error_of_a_log_that_is_read_no_more_is_nobodys(
 def test_an_error_of_a_log_that_is_read_is_looked_into(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fed.take(monkeypatch, record(FIRST, 0), failure(FIRST, KafkaError._AUTO_OFFSET_RESET)) == [b"0"]
     assert set(fed.reader._probes) == {FIRST}
+
+
+@pytest.mark.parametrize("code", sorted(LEADER_MOVES))
+def test_a_leader_that_moves_neither_ends_reading_nor_is_reported(
+    fed: Fed, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client looks for the new one and passes over nothing: a log that cannot be read would rest."""
+    assert fed.take(monkeypatch, record(FIRST, 0), failure(FIRST, code), record(FIRST, 1)) == [b"0", b"1"]
+    assert fed.events == [] and not fed.reader._probes
+    assert fed.reader._assigned[FIRST] == 2
 
 
 def test_an_error_of_no_log_is_told(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class MadeAgain:
             connection=None,
             admin=SimpleNamespace(describe=lambda _: facts, delete=self._delete),
         )
-        monkeypatch.setattr(groups_module, "readers_without_commit", self._readers)
+        monkeypatch.setattr(groups_module, "readers_of_topics", self._readers)
 
         def named(_connection: object, _topic: str) -> dict[int, str]:
             if isinstance(ids, KpsplitError):
@@ -164,7 +164,7 @@ class MadeAgain:
         enroller = SimpleNamespace(enrol=lambda *_: self.done.append("enrol"))
         monkeypatch.setattr(module, "enroller", lambda *_: enroller)
 
-    def _readers(self, _admin: object, _none: object, topics: set[str], _deadline: Deadline) -> list[str]:
+    def _readers(self, _admin: object, topics: set[str], _deadline: Deadline) -> list[str]:
         self.asked.append(topics)
         return self.readers
 
@@ -226,14 +226,14 @@ class Groups:
         self.looks, self.asked, self.hidden = [*looks], list[set[str]](), False
         monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
         monkeypatch.setattr(module, "group_names", self._names)
-        monkeypatch.setattr(module, "readers_without_commit", self._readers)
+        monkeypatch.setattr(module, "readers_of_topics", self._readers)
 
     def _names(self, *_: Any) -> list[str]:
         if self.hidden:
             raise UnreachableError("groups may be hidden")
         return []
 
-    def _readers(self, _admin: Any, _none: Any, topics: set[str], _deadline: Any) -> list[str]:
+    def _readers(self, _admin: Any, topics: set[str], _deadline: Any) -> list[str]:
         self.asked.append(topics)
         return [self.looks.pop(0)] if self.looks else []
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation
 from kafka import TopicPartition
 from kafka.errors import (
@@ -33,6 +33,7 @@ from kpsplit.errors import AuthorizationError, KpsplitError, UnknownOutcomeError
 from kpsplit.kafka import coordinators, groups
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.coordinators import java_hash, made_up_groups, partition_of_hash
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import GROUPS_TOPIC
@@ -171,9 +172,9 @@ class OneThatDoesNotCoordinate:
         return found
 
     def list_consumer_groups(self, **_: Any) -> Future[Any]:
-        groups_there = [SimpleNamespace(group_id="seen")]
+        groups_there = [SimpleNamespace(group_id="seen", state=ConsumerGroupState.STABLE)]
         if len(self.asked) > self.silent_for:
-            groups_there.append(SimpleNamespace(group_id="hidden"))
+            groups_there.append(SimpleNamespace(group_id="hidden", state=ConsumerGroupState.EMPTY))
         answer: Future[Any] = Future()
         answer.set_result(SimpleNamespace(valid=groups_there, errors=[]))
         return answer
@@ -273,6 +274,28 @@ def test_a_group_whose_coordinator_has_not_read_its_partition_is_waited_for(answ
     brokers: Any = OneThatDoesNotCoordinate(partition=1, silent_for=2)
     assert set(groups.committed_positions(brokers, Deadline(30))) == {"seen", "hidden"}
     assert [len(names) for names in brokers.asked] == [3, 3, 3], "one question for all partitions"
+
+
+def test_positions_and_members_of_groups_come_from_one_list(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list asks the coordinator of every partition."""
+    answers()
+    brokers: Any = OneThatDoesNotCoordinate(partition=0, silent_for=0)
+    described: list[str] = []
+
+    def members(_: object, group: str, *__: object, kept: bool) -> Members:
+        described.append(group)
+        return Members(True, True, {PhysicalPartition("elsewhere", 0): Owner("m", "client", "host")})
+
+    monkeypatch.setattr(groups, "_stable_classic", lambda *_: {})
+    monkeypatch.setattr(groups, "describe_members", members)
+    seven = {PhysicalPartition("orders", 0): 7}
+    assert groups.known_groups(brokers, {"orders"}, Deadline(30)) == {"seen": seven, "hidden": seven}
+    assert described == [], "a group with commits is known without its members"
+    assert groups.known_groups(brokers, {"elsewhere"}, Deadline(30)) == {"seen": seven}
+    assert described == ["seen"], "a group without members has none to ask for"
+    assert len(brokers.asked) == 2
 
 
 def test_groups_that_nobody_coordinates_are_not_taken_for_none(

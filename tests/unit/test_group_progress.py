@@ -124,8 +124,7 @@ def test_groups_are_asked_for_their_members_within_the_time_of_the_call(
 
     monkeypatch.setattr(status, "describe_members", described)
     monkeypatch.setattr(status, "range_commits", lambda *_: CommitFold())
-    monkeypatch.setattr(status, "committed_positions", lambda *_: {g: {PARENT: 5} for g in "abc"})
-    monkeypatch.setattr(status, "readers_without_commit", lambda *_: [])
+    monkeypatch.setattr(status, "known_groups", lambda *_: {g: {PARENT: 5} for g in "abc"})
     admin: Any = SimpleNamespace(partition_count=lambda *_: 4)
     deadline = Deadline(10, clock=lambda: now[0])
     with pytest.raises(DeadlineExceededError):

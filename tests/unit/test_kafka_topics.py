@@ -12,7 +12,7 @@ from kpsplit.control.retirement import ends_to_reach, undrained
 from kpsplit.control.subtopics import copied_config, is_sealed, phantom_assignment, reordered
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.groups import positions_by_range_commits, proven_positions
+from kpsplit.kafka.groups import groups_of, positions_by_range_commits, proven_positions, topics_of
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.markers import is_connected, producers_for
 from kpsplit.splitter.commits import CommitFold
@@ -163,7 +163,9 @@ def test_a_group_with_range_commits_stands_where_its_last_range_stands() -> None
 def test_a_group_has_read_what_its_ordinary_offsets_and_its_range_commits_both_say() -> None:
     """Whoever may commit at all can forge range commits of a group, but not its ordinary offsets."""
     state, fold = life().merged, CommitFold()
-    for offset, group in enumerate(("lagging", "plain", "honest", "forgotten", "elsewhere")):
+    for offset, group in enumerate(
+        ("lagging", "plain", "honest", "forgotten", "elsewhere", "without a commit")
+    ):
         commit = RangeCommit(group, PARENT, WHOLE, {9: Position(1004)}, "m", 1)
         fold.fold(commit.key, commit.encode(), offset)
     drained = positions_by_range_commits(fold, state)["honest"]
@@ -176,13 +178,20 @@ def test_a_group_has_read_what_its_ordinary_offsets_and_its_range_commits_both_s
         "began": {PhysicalPartition(slots_topic(PARENT.topic), 0): 0},
     }
     enrolment = Enrolment(PARENT.topic, "id", Partitioner.EXPLICIT, settled=True, slots=2)
-    found = proven_positions(ordinary, fold, state, enrolment)
+    known = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state, enrolment))}
+    found = proven_positions({**known, "without a commit": {}}, fold, state)
     assert found["lagging"][phantom(2)] == 3 and found["plain"] == {PARENT: 700}
     assert found["honest"] == found["forgotten"] == found["elsewhere"] == drained
     assert found["ordinary only"] == {phantom(2): 5}
     assert not found["began"].keys() & drained.keys()
     ends = ends_to_reach(state, "orders.split-3-1")
-    assert {u.group for u in undrained(ends, {}, found)} == {"lagging", "plain", "ordinary only", "began"}
+    assert {u.group for u in undrained(ends, {}, found)} == {
+        "lagging",
+        "plain",
+        "ordinary only",
+        "began",
+        "without a commit",
+    }
 
 
 def test_a_tail_never_reads_on_behind_a_record_of_a_newer_version() -> None:

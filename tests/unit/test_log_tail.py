@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from confluent_kafka import KafkaError, Message
+
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import LEADER_MOVES
 from kpsplit.kafka.log_tail import LogTail
 
 
@@ -28,11 +31,11 @@ class Consumer:
     """A consumer that finds these records; behind the third one it begins anew, as a reset makes it do."""
 
     def __init__(self) -> None:
-        self.found = [Read(offset) for offset in (0, 1, 2, 0, 1, 2, 3)]
+        self.found: list[Read | Message] = [Read(offset) for offset in (0, 1, 2, 0, 1, 2, 3)]
 
     def incremental_assign(self, _: Any) -> None: ...
 
-    def poll(self, _: float) -> Read | None:
+    def poll(self, _: float) -> Read | Message | None:
         return self.found.pop(0) if self.found else None
 
 
@@ -47,8 +50,11 @@ class Offline:
     def longest_pause(self, milliseconds: int) -> int:
         return milliseconds
 
+    def __init__(self) -> None:
+        self.consumer = Consumer()
+
     def open_reader(self, *_: Any, **__: Any) -> Consumer:
-        return Consumer()
+        return self.consumer
 
 
 def test_a_reader_that_begins_anew_hands_nothing_over_again() -> None:
@@ -56,3 +62,13 @@ def test_a_reader_that_begins_anew_hands_nothing_over_again() -> None:
     tail = LogTail(cast(Connection, Offline()), "t", lambda message: handed_over.append(message.offset()))
     tail.poll(0)
     assert handed_over == [0, 1, 2, 3] and tail.progress() == 4
+
+
+def test_a_tail_reads_on_while_leaders_move() -> None:
+    handed_over: list[Any] = []
+    offline = Offline()
+    moving = [Message("t", 0, 0, error=KafkaError(code, "told by a test")) for code in sorted(LEADER_MOVES)]
+    offline.consumer.found[1:1] = moving
+    tail = LogTail(cast(Connection, offline), "t", lambda message: handed_over.append(message.offset()))
+    tail.poll(0)
+    assert handed_over == [0, 1, 2, 3] and offline.consumer.found == []

@@ -25,6 +25,7 @@ from kpsplit.errors import (
 from kpsplit.kafka import coordinators, groups
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import Members, Owner
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
@@ -40,7 +41,7 @@ from kpsplit.splitter.partition_state import (
 )
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, slots_topic
-from tests.unit.samples import UNSPLIT, committed, merge_attempt, split_attempt
+from tests.unit.samples import UNSPLIT, committed, life, merge_attempt, split_attempt
 
 NAMES = ("orders.split-3-1", "orders.split-3-2")
 LEFT = replace(
@@ -204,12 +205,8 @@ def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch:
 def test_each_look_is_at_the_slots_that_the_topic_has_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be changed while a claim waits for its turn."""
     asked: list[set[str]] = []
-    for name in ("committed_positions", "proven_positions", "groups_of"):
-        monkeypatch.setattr(retirement_module, name, lambda *_: {})
-    monkeypatch.setattr(retirement_module, "range_commits", lambda *_: None)
-    monkeypatch.setattr(
-        retirement_module, "readers_without_commit", lambda *given: asked.append(given[2]) or ()
-    )
+    monkeypatch.setattr(retirement_module, "known_groups", lambda *given: asked.append(given[1]) or {})
+    monkeypatch.setattr(retirement_module, "range_commits", lambda *_: CommitFold())
     first = Enrolment(MERGED.parent.topic, "id", Partitioner.EXPLICIT, settled=True, slots=4)
     enrolments = iter([first, replace(first, slots=8, generation=2)])
     retirement = Retirement(
@@ -219,9 +216,29 @@ def test_each_look_is_at_the_slots_that_the_topic_has_then(monkeypatch: pytest.M
         lambda _: None,
     )
     for generation in (1, 2):
-        retirement._undrained(MERGED, MERGED.subtopics[0], Deadline(10))
+        retirement._groups(MERGED, Deadline(10))
         assert slots_topic(MERGED.parent.topic, generation) in asked[-1]
     assert len(asked) == 2
+
+
+def test_groups_are_looked_at_once_before_the_claim_and_after_it_for_each_sub_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a group does while one is deleted is seen before the next is recorded as retired."""
+    merged, done = life().merged, list[str]()
+    there = {t.name: TopicFacts(t.name, t.topic_id or "", ()) for t in merged.subtopics}
+    monkeypatch.setattr(retirement_module, "known_groups", lambda *_: done.append("look") or {})
+    monkeypatch.setattr(retirement_module, "range_commits", lambda *_: CommitFold())
+    admin = SimpleNamespace(certain=lambda *_: there, start_offsets=lambda _: {}, delete=lambda *_: True)
+    log = SimpleNamespace(
+        peek=lambda _: merged,
+        claim=lambda *_: done.append("claim") or merged,
+        record=lambda state, event, _: done.append("retire") or apply(state, event),
+    )
+    retirement = Retirement(cast(Any, admin), cast(Any, log), lambda _: None, lambda _: None)
+    monkeypatch.setattr(retirement, "_subtopics", SimpleNamespace(check_rights=lambda *_: None))
+    assert retirement.run(force=False, deadline=Deadline(10)) == list(there)
+    assert done == ["look", "claim", "look", "retire", "look", "retire"]
 
 
 def test_a_retirement_that_is_forced_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +332,7 @@ class Rebalancing:
         return Members(True, self._left < 0, {} if self._to_release else owned)
 
     def readers(self, seconds: float = 60) -> list[str]:
-        return groups.readers_without_commit(cast(Any, None), (), {UNSPLIT.parent.topic}, Deadline(seconds))
+        return groups.readers_of_topics(cast(Any, None), {UNSPLIT.parent.topic}, Deadline(seconds))
 
 
 def test_a_group_that_rebalances_is_asked_until_it_is_known_what_it_reads(

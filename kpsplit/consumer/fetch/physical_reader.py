@@ -37,7 +37,6 @@ AHEAD = 100_000
 
 POLL_SECONDS = 0.5
 ASK_AGAIN_SECONDS = 0.2
-_TRANSIENT = TRANSIENT_READS | {KafkaError.OFFSET_NOT_AVAILABLE}
 
 
 class PhysicalReader:
@@ -177,7 +176,7 @@ class PhysicalReader:
     def _notice(self, message: Message, end: int) -> bool:
         """Take an error or the end of the log; tell whether reading goes on."""
         error = message.error()
-        if error is None or error.code() in _TRANSIENT:
+        if error is None or error.code() in TRANSIENT_READS:
             return True
         if error.code() == KafkaError._PARTITION_EOF:
             self._position = max(self._position, message.offset() or 0)

@@ -52,11 +52,6 @@ LOOK_BEHIND_SECONDS = 1.0
 """How often the bounds of a log are asked for where reading does not go on: an open transaction, say."""
 
 GROWTH = 4
-_TRANSIENT = TRANSIENT_READS | {
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-}
 _OUTSIDE = {
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError.OFFSET_OUT_OF_RANGE,
@@ -294,7 +289,7 @@ class SlotReader:
             if source in self._probes and not self._probes[source].holds_up:
                 del self._probes[source]  # the client has stopped there: it has to be assigned anew
             self._probe(self._owners[source], source, self._assigned[source], with_bounds=True)
-        elif error is not None and code not in _TRANSIENT:
+        elif error is not None and code not in TRANSIENT_READS:
             told = translate(error, f"read {source}" if source else "read")
             told.retriable = not error.fatal()
             if source is not None and code not in _REFUSED:

@@ -358,7 +358,7 @@ class Follower:
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._drop(copy.slot)  # the log changed under us: look again where to begin
             self._opening[copy.slot] = copy.owned
-        elif error.code() not in TRANSIENT_READS | {KafkaError.OFFSET_NOT_AVAILABLE}:
+        elif error.code() not in TRANSIENT_READS:
             self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
 
     def _store(self) -> None:
