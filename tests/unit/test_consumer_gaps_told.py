@@ -89,7 +89,7 @@ class Scene:
 
     def run(self) -> WorkQueue:
         """Have records go to workers, as ``Consumer.run`` does; nobody works."""
-        work_queue = WorkQueue(1, 1 << 20, Judge(Stop()), None)
+        work_queue = WorkQueue(1, 1 << 20, Judge(Stop()))
         attached = Attached(work_queue, replace(self.world.settings, auto_commit=True), lambda: None)
         self.world.engine.ask(lambda: attach(self.world.engine, attached)).result(10)
         return work_queue

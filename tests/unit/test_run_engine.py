@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaException, Message, TopicPartit
 from kpsplit.clock import Deadline
 from kpsplit.consumer.run import runner
 from kpsplit.consumer.run.handlers import Output
-from kpsplit.consumer.run.lanes import Lane, Outbox
+from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
@@ -82,7 +82,7 @@ class Scene:
 
     def new_run(self) -> None:
         """Make the desk of another run, not attached yet."""
-        self.work_queue = work_queue = WorkQueue(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
+        self.work_queue = work_queue = WorkQueue(2, BUFFER, Judge(Stop()), transactional=True)
         settings = replace(self.world.settings, auto_commit=True, auto_store=True)
         self.attached = Attached(
             work_queue, settings, lambda: asdict(work_queue.stats()), OutputParticipant(work_queue)

@@ -14,7 +14,7 @@ from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitPayloadError, Processed
 from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
-from kpsplit.consumer.run.lanes import Lane, Outbox
+from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outputs import DeadLetters, OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
@@ -42,7 +42,7 @@ ROOM = 100_000
 
 
 def work_queue() -> WorkQueue:
-    made = WorkQueue(1, ROOM, Judge(Stop()), Outbox(ROOM))
+    made = WorkQueue(1, ROOM, Judge(Stop()), transactional=True)
     start(made)
     return made
 
@@ -126,7 +126,7 @@ def test_outputs_of_a_slot_that_left_are_forgotten() -> None:
 
 def test_room_that_a_slot_leaves_wakes_those_that_wait_for_it() -> None:
     low, high = OwnedSlot(PARENT, 0, 2), OwnedSlot(PARENT, 1, 2)
-    here = WorkQueue(1, ROOM, Judge(Stop()), Outbox(ROOM))
+    here = WorkQueue(1, ROOM, Judge(Stop()), transactional=True)
     start(here, low, high)
     woken: list[int] = []
     here.offer(batch([A, B], slots=(low, high)))

@@ -13,7 +13,6 @@ import tenacity
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
-from kpsplit.consumer.run.lanes import Outbox
 from kpsplit.consumer.run.outputs import letter_as_output
 from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Policy, Retry, Skip, Stop
 from kpsplit.consumer.run.work_queue import LANE_SHARE, WorkQueue
@@ -35,8 +34,7 @@ class Team:
     def __init__(
         self, kind: str, count: int, handle: Callable[[Any], None], policy: Policy, letters: Any
     ) -> None:
-        outbox = Outbox(BUFFER) if letters is letter_as_output else None
-        self.work_queue = WorkQueue(count, BUFFER, Judge(policy), outbox)
+        self.work_queue = WorkQueue(count, BUFFER, Judge(policy), transactional=letters is letter_as_output)
         if kind == "threads":
             self.workers: Any = ThreadWorkers(
                 self.work_queue, [synchronous(handle, transactional=False)] * count, letters
@@ -318,7 +316,7 @@ def cancelling(how: str) -> Callable[[Any], Any]:
 def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
     how: str, policy: Policy
 ) -> None:
-    work_queue = WorkQueue(2, BUFFER, Judge(policy), Outbox(BUFFER))
+    work_queue = WorkQueue(2, BUFFER, Judge(policy), transactional=True)
     call = asynchronous(cancelling(how), transactional=False)
     workers = CoroutineWorkers(work_queue, 2, call, letter_as_output)
     start(work_queue)

@@ -44,7 +44,7 @@ class Scene:
     def __init__(self, world: World) -> None:
         self.world, self.store = world, Store()
         world.slots.state_binding.store = self.store
-        self.work_queue = WorkQueue(2, BUFFER, Judge(Retry()), None, self.store)
+        self.work_queue = WorkQueue(2, BUFFER, Judge(Retry()), self.store)
         settings = replace(world.settings, auto_commit=True)
         self.attached = Attached(self.work_queue, settings, lambda: asdict(self.work_queue.stats()))
         world.subscribe()

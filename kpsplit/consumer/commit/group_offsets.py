@@ -44,7 +44,6 @@ from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
-from kpsplit.kafka.log_ends import Failed
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -222,7 +221,7 @@ class GroupOffsets:
         lineages = [w.lineage for w in wanted]
         if where == "error":
             return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
-        failed: Failed = {}
+        failed: dict[PhysicalPartition, KpsplitError] = {}
         if where == "latest":
             asked = {s.source for lineage in lineages for s in lineage if s.is_open}
             ends = self.admin.end_offsets(asked, failed=failed)
@@ -235,9 +234,11 @@ class GroupOffsets:
         without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
         return {**found, **without}
 
-    def _uncertain(self, wanted: Iterable[StartRequest], known: Collection[PhysicalPartition]) -> Failed:
+    def _uncertain(
+        self, wanted: Iterable[StartRequest], known: Collection[PhysicalPartition]
+    ) -> dict[PhysicalPartition, KpsplitError]:
         """Return the logs of ended segments that one broker does not know, and that may be there still."""
-        failed: Failed = {}
+        failed: dict[PhysicalPartition, KpsplitError] = {}
         for w in wanted:
             for source in {s.source for s in w.lineage if s.end is not None}:
                 topic = source.topic

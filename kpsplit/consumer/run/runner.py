@@ -20,8 +20,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.broker_executor import timed_out
-from kpsplit.consumer.commit.committer import Committer, Parts
+from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.writes import TransactionParticipant
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine import Engine
@@ -35,7 +34,6 @@ from kpsplit.consumer.run.handlers import (
     is_async,
     synchronous,
 )
-from kpsplit.consumer.run.lanes import Outbox
 from kpsplit.consumer.run.outputs import (
     DeadLetters,
     OutputParticipant,
@@ -46,7 +44,6 @@ from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, Letters, ProcessWorkers, ThreadWorkers, packed
 from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
-from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.error_map import error_of
 
@@ -100,8 +97,9 @@ def run(
         auto_store=True,
         auto_commit_interval=commit_seconds or consumer._settings.auto_commit_interval,
     )
-    outbox = Outbox(settings.buffer_bytes) if transactional else None
-    work_queue = WorkQueue(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
+    work_queue = WorkQueue(
+        workers, settings.buffer_bytes, Judge(policy), consumer._state, transactional=transactional
+    )
     letters = DeadLetters(partial(following_producer, consumer._connection))
     deliver = letter_as_output if transactional else letters.deliver
     team = _workers(work_queue, workers, executor, handler, deliver, transactional=transactional)
@@ -232,7 +230,8 @@ class _Run:
         while not asked.done() and deadline.left() > 0 and not engine.ended(LOOK_SECONDS):
             self._run_callbacks(engine)
         if not asked.done():
-            return timed_out(f"the last commit took longer than {COMMIT_SECONDS:.0f} s")
+            text = f"the last commit took longer than {COMMIT_SECONDS:.0f} s"
+            return KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
         raised = asked.exception()
         return raised if raised is None or isinstance(raised, KafkaException) else KafkaException(raised)
 
@@ -295,22 +294,22 @@ def attach(engine: Engine, new: Attached) -> Attached:
     slots.start_anew(slots.unsure())
     processed = {h.slot: slots.processed(h) for h in slots.on(IN_SINK)}
     # After the positions: what a worker that was not waited for adds now is beyond them.
-    _take_back_outputs(slots, committer)
+    _take_back_outputs(engine)
     committer.settings, committer.participant = new.settings, new.participant
     engine.run_stats = new.stats
     slots.hand_to(new.sink, processed, auto_store=new.settings.auto_store)
     return before
 
 
-def _take_back_outputs(slots: AssignedSlots, committer: Committer) -> None:
+def _take_back_outputs(engine: Engine) -> None:
     """Have records whose outputs were not committed count as not processed."""
-    participant = committer.participant
+    slots, participant = engine.slots, engine.committer.participant
     if participant is None:
         return
     found = [(h, h.start) for h in slots.on(IN_SINK) if participant.keeps(h.slot)]
     begun = [(h, start) for h, start in found if not h.committed]
     slots.start_anew([h for h, _ in found])
-    if committer.idle():
+    if engine.committer.idle():
         # The log has nothing of them: a reset of the group to the end would pass their records over.
         for assigned, start in begun:
             if assigned.stage is SlotStage.WANTED and start is not None:

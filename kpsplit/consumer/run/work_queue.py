@@ -74,7 +74,7 @@ class WorkQueue:
         workers: how many workers there are.
         buffer_bytes: the bound of ``waiting_bytes``, at which the engine stops reading.
         judge: decides about failures.
-        outbox: keeps outputs until they are committed; None where handlers have none.
+        transactional: handlers have outputs, which are kept until they are committed.
         state: whose units of work are around the calls of handlers; None where they keep no state.
     """
 
@@ -83,8 +83,9 @@ class WorkQueue:
         workers: int,
         buffer_bytes: int,
         judge: Judge,
-        outbox: Outbox | None = None,
         state: StateHooks | None = None,
+        *,
+        transactional: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.scheduler = LaneScheduler(workers * LANES_PER_WORKER, buffer_bytes // LANE_SHARE)
@@ -105,7 +106,7 @@ class WorkQueue:
         self._stuck = False
         """The outbox is full and commits make no room: the slowest lanes hold back what they cover."""
         self._judge = judge
-        self._outbox = outbox
+        self._outbox = Outbox(buffer_bytes) if transactional else None
         self._state = state
         self._stats = RunStats()
 
