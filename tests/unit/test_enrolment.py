@@ -21,13 +21,14 @@ from kpsplit.errors import (
     KpsplitError,
     UnreachableError,
     UsageError,
+    behind_a_change,
 )
 from kpsplit.kafka import groups as groups_module
 from kpsplit.kafka import kafka_python
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision, decode_enrolment
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
 
 TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())
 
@@ -67,11 +68,22 @@ class World:
     deleted: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
     steps: Callable[[StepDone], None] = lambda _: None
+    claims: int = 0
+    meanwhile: Callable[[], object] = lambda: None
 
-    def write(self, _topic: str, _key: bytes, value: bytes, _deadline: Any) -> int:
-        self.written.append(decode_enrolment(value))
-        self.tail.view.enrolments["orders"] = self.written[-1]
-        return len(self.written)
+    def look(self, deadline: Any) -> Enrolment | None:
+        return self.tail.read_all(deadline).enrolments.get("orders")
+
+    def claim(self, _deadline: Any) -> Enrolment | None:
+        self.claims += 1
+        self.meanwhile()
+        return self.tail.view.enrolments.get("orders")
+
+    def record(self, enrolment: Enrolment, deadline: Any, hint: str) -> None:
+        self.written.append(enrolment)
+        self.tail.view.enrolments["orders"] = enrolment
+        with behind_a_change(hint):
+            self.tail.read_to({}, deadline)
 
     def decide(self, _topic: Any, known: Enrolment | None, *_: Any) -> int:
         return 4 if known is None or known.slots is None else known.slots
@@ -98,7 +110,7 @@ class World:
         slots: int | None = None,
         before: Enrolment | None = None,
     ) -> Enrolment:
-        session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self, admin=self)
+        session = SimpleNamespace(tail=lambda _: self.tail, enrolments=lambda *_: self, admin=self)
         enroller = Enroller(cast(Any, session), cast(Any, self), self.steps)
         return enroller.enrol(TOPIC, Partitioner.EXPLICIT, known, slots, Deadline(seconds), before)
 
@@ -327,7 +339,26 @@ def test_a_change_that_another_operator_has_made_is_left_to_it(
     recorded(world, replace(FIRST, slots=8, generation=2))
     with pytest.raises(ConflictError, match="by another process"):
         world.enrol(60.0, FIRST, 16)
-    assert (world.written, world.deleted) == ([], [])
+    assert (world.written, world.deleted, world.claims) == ([], [], 0), "who is at work was fenced"
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_what_another_operator_records_until_the_claim_decides_whether_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """Its record may be decided, or heard of, only after the first look."""
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    recorded(world, FIRST)
+    begun = replace(FIRST, settled=False, slots=16 if same else 8, generation=2, former_slots=4)
+    world.meanwhile = lambda: world.written or recorded(world, begun)
+    if same:
+        found = world.enrol(60.0, FIRST, 16)
+        assert world.written == [replace(begun, settled=True), found] and found.slots == 16
+    else:
+        with pytest.raises(ConflictError, match="by another process"):
+            world.enrol(60.0, FIRST, 16)
+        assert world.written == []
 
 
 ANOTHER = replace(FIRST, slots=32, generation=3, former_slots=16)
