@@ -21,6 +21,7 @@ from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
+    FencedError,
     UsageError,
     behind_a_change,
     duration,
@@ -339,10 +340,20 @@ class Enroller:
         """
         started, topic = monotonic(), enrolment.topic
         log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
-        for look in (log.look, log.claim):
-            if _expected(look(deadline), (before, *there), topic) in there:
-                return
-        log.record(enrolment, deadline, _UNSETTLED.format(topic))
+        recorded = False
+        while not recorded:
+            for look in (log.look, log.claim):
+                if _expected(look(deadline), (before, *there), topic) in there:
+                    return
+            try:
+                log.record(enrolment, deadline, _UNSETTLED.format(topic))
+                recorded = True
+            except FencedError:
+                if log.look(deadline) not in (before, *there):
+                    raise
+                # Who claimed it since may write the same, and has the time to do so.
+                deadline.check(f"another operator to enrol topic {topic}")
+                time.sleep(_LOOK_AGAIN)
         self._observe(StepDone(name, monotonic() - started, topic))
 
 

@@ -363,7 +363,8 @@ class EnrolmentLog(FencedLog):
     """The enrolment of one topic, and its operators' way to write it. Not thread safe.
 
     An operator claims it for each record anew: looks, writes, and is fenced by whoever claims in between. So
-    nobody waits for a turn. Of operators that come at the same time the last one to claim writes.
+    nobody waits for a turn. Of operators that come at the same time the last one to claim writes; the others
+    look again.
 
     ``tail``: a reader of the control topic. ``writer``: for the record up to which a claim reads.
     """

@@ -542,6 +542,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_enrolment.py",
     ),
     (
+        "refuse an enrolment because another operator does the same",
+        "control.enrolment",
+        "if log.look(deadline) not in (before, *there):",
+        "if True:",
+        "unit/test_enrolment.py",
+    ),
+    (
         "claim an enrolment that is not to be written",
         "control.enrolment",
         "for look in (log.look, log.claim):",

@@ -18,6 +18,7 @@ from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
+    FencedError,
     KpsplitError,
     UnreachableError,
     UsageError,
@@ -70,6 +71,8 @@ class World:
     steps: Callable[[StepDone], None] = lambda _: None
     claims: int = 0
     meanwhile: Callable[[], object] = lambda: None
+    fenced: list[Enrolment | None] = field(default_factory=list)
+    """For each of our next records that is refused: what another operator has written by then."""
 
     def look(self, deadline: Any) -> Enrolment | None:
         return self.tail.read_all(deadline).enrolments.get("orders")
@@ -80,6 +83,10 @@ class World:
         return self.tail.view.enrolments.get("orders")
 
     def record(self, enrolment: Enrolment, deadline: Any, hint: str) -> None:
+        if self.fenced:
+            if (other := self.fenced.pop(0)) is not None:
+                recorded(self, other)
+            raise FencedError("another operator took over")
         self.written.append(enrolment)
         self.tail.view.enrolments["orders"] = enrolment
         with behind_a_change(hint):
@@ -407,3 +414,27 @@ def test_two_that_enrol_in_the_same_way_agree(settled: bool) -> None:
     world.ensure = lambda *given: recorded(world, other) and ensure(*given)  # type: ignore[method-assign]
     assert world.enrol(60.0) == FIRST
     assert world.written == ([] if settled else [FIRST])
+
+
+@pytest.mark.parametrize("by_other", [False, True])
+def test_an_operator_that_is_fenced_by_one_that_does_the_same_goes_on(
+    monkeypatch: pytest.MonkeyPatch, by_other: bool
+) -> None:
+    """Where nothing was written it claims anew."""
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    begun = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=4)
+    world.fenced = [begun if by_other else None]
+    assert world.enrol(60.0) == replace(begun, settled=True)
+    assert world.written == [begun, replace(begun, settled=True)][by_other:]
+
+
+def test_an_operator_that_is_fenced_by_one_that_does_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    world.fenced = [Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=8)]
+    with pytest.raises(FencedError) as caught:
+        world.enrol(60.0)
+    assert (world.written, caught.value.changed) == ([], False)
