@@ -21,6 +21,7 @@ from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
+    FencedError,
     UsageError,
     behind_a_change,
     duration,
@@ -40,14 +41,12 @@ from kpsplit.splitter.records.control import (
     Settings,
     SlotDivision,
     decode_settings,
-    encode_enrolment,
     encode_settings,
 )
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     SETTINGS_KEY,
-    enrolment_key,
     is_changelog_of,
     offsets_partition,
 )
@@ -188,7 +187,7 @@ class Enroller:
     def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
         self._admin = session.admin
         self._tail = session.tail
-        self._writer = session.writer
+        self._log = session.enrolments
         self._slots_topics = slots_topics
         self._observe = observer
 
@@ -330,30 +329,42 @@ class Enroller:
         self, expected: Sequence[Enrolment | None], topic: str, deadline: Deadline
     ) -> Enrolment | None:
         """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
-        found = self._tail(deadline).read_all(deadline).enrolments.get(topic)
-        if found not in expected:
-            raise ConflictError(
-                f"topic {topic} was enrolled by another process at the same time",
-                hint="look at: kpsplit status",
-            )
-        return found
+        return _expected(self._log(topic, deadline).look(deadline), expected, topic)
 
     def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
         """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
 
-        Nothing comes between the look and the write: an operator that was suspended there writes what is out
-        of date (protocol, section 11). Where another one has written it already nothing is written.
+        The look that decides comes after the claim: who claims the topic after it has the write refused. A
+        look before it spares the others a claim that leads to nothing. Where another operator has written it
+        already nothing is written.
         """
-        started, writer = monotonic(), self._writer()
-        there = (enrolment, replace(enrolment, settled=True))
-        if self._refuse_another((before, *there), enrolment.topic, deadline) in there:
-            return
-        offset = writer.write(
-            CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
+        started, topic = monotonic(), enrolment.topic
+        log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
+        recorded = False
+        while not recorded:
+            for look in (log.look, log.claim):
+                if _expected(look(deadline), (before, *there), topic) in there:
+                    return
+            try:
+                log.record(enrolment, deadline, _UNSETTLED.format(topic))
+                recorded = True
+            except FencedError:
+                if log.look(deadline) not in (before, *there):
+                    raise
+                # Who claimed it since may write the same, and has the time to do so.
+                deadline.check(f"another operator to enrol topic {topic}")
+                time.sleep(_LOOK_AGAIN)
+        self._observe(StepDone(name, monotonic() - started, topic))
+
+
+def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:
+    """Return what is recorded; raises ConflictError if it is none of these."""
+    if found not in expected:
+        raise ConflictError(
+            f"topic {topic} was enrolled by another process at the same time",
+            hint="look at: kpsplit status",
         )
-        with behind_a_change(_UNSETTLED.format(enrolment.topic)):
-            self._tail(deadline).read_to({0: offset + 1}, deadline)
-        self._observe(StepDone(name, monotonic() - started, enrolment.topic))
+    return found
 
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:

@@ -13,7 +13,7 @@ from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
 from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.driver import StepDone
@@ -122,6 +122,10 @@ class ClusterSession:
     def registrations(self) -> ProducersLog:
         self._registrations = self._registrations or ProducersLog(self.connection)
         return self._registrations
+
+    def enrolments(self, topic: str, deadline: Deadline) -> EnrolmentLog:
+        """Return the way to write a topic's enrolment."""
+        return EnrolmentLog(self.connection, topic, self.tail(deadline), self.writer())
 
     def writer(self) -> AcknowledgedWriter:
         """Return the writer for records that are no part of an operation."""

@@ -19,21 +19,33 @@ from kpsplit.errors import (
     RecordError,
     UnknownOutcomeError,
     UsageError,
+    behind_a_change,
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import FENCED, error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
+from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue, FencedLog
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
-from kpsplit.splitter.records.control import Claim, claim_key, decode_claim, encode_claim, encode_state
+from kpsplit.splitter.records.control import (
+    Claim,
+    Enrolment,
+    claim_key,
+    decode_claim,
+    encode_claim,
+    encode_enrolment,
+    encode_state,
+    enrolment_claim_key,
+)
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     control_partition,
+    enroller_transactional_id,
+    enrolment_key,
     offsets_partition,
     operator_transactional_id,
     partition_key,
@@ -41,6 +53,8 @@ from kpsplit.splitter.records.keys import (
 from kpsplit.splitter.records.offsets import boundaries
 
 MIN_TIMEOUT = 0.05
+_ENROLMENTS = control_partition(None)
+"""Where the enrolments stand."""
 
 
 class TakingId:
@@ -82,6 +96,84 @@ class TakingId:
 
 TRANSACTION_TIMEOUT_MS = 10_000
 """A holder that dies inside a transaction holds up readers of the control topic for no longer."""
+
+
+class OperatorProducer:
+    """The producer by whose transactional id the operators of one thing fence each other. Not thread safe.
+
+    ``claimed``: what the id stands for, as errors name it.
+    """
+
+    def __init__(self, connection: Connection, transactional_id: str, claimed: str) -> None:
+        make = partial(
+            connection.open_producer,
+            "operator",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            linger_ms=0,
+            # Connect to the leader of the offset log now: connecting at the commit would be pause.
+            enable_sparse_connections=False,
+        )
+        self._taking = TakingId(make)
+        self._what = f"claim {claimed} as {transactional_id}"
+        self._producer: Producer | None = None
+
+    def open(self) -> None:
+        """Have it connect while something else is done."""
+        self._taking.open()
+
+    def take(self, deadline: Deadline) -> Producer:
+        """Take the id: every earlier holder is fenced, and their transactions are decided."""
+        self.discard()
+        try:
+            self._producer = self._taking.take(deadline)
+        except KafkaException as exception:
+            raise _refused(error_of(exception), self._what) from exception
+        return self._producer
+
+    @property
+    def taken(self) -> Producer | None:
+        return self._producer
+
+    def write(
+        self, records: Iterable[tuple[str, int, bytes, bytes | None]], what: str, deadline: Deadline
+    ) -> int:
+        """Write records (topic, partition, key, value) in one transaction.
+
+        Returns:
+            Where that of the control topic stands.
+
+        Raises:
+            FencedError: a newer holder has the id. UnknownOutcomeError: read back what became of it.
+        """
+        producer, offsets = self._producer, list[int]()
+        if producer is None:
+            raise InvariantError(f"could not {what}: it is not claimed")
+        try:
+            producer.begin_transaction()
+            for topic, partition, key, value in records:
+                report = _kept(offsets) if topic == CONTROL_TOPIC else None
+                producer.produce(topic, value, key, partition, report)
+            producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
+        except KafkaException as exception:
+            self.discard()
+            translated = _refused(error_of(exception), what, writing=True)
+            if isinstance(translated, FencedError | UnknownOutcomeError | AuthorizationError):
+                raise translated from exception
+            raise UnknownOutcomeError(translated.message) from exception
+        if not offsets:
+            self.discard()
+            raise UnknownOutcomeError(f"could not {what}: no acknowledgement")
+        return offsets[0]
+
+    def discard(self) -> None:
+        """A producer is never used again after a commit that failed: a late EndTxn could hit a later one."""
+        self._producer = None
+
+    def close(self) -> None:
+        self.discard()
+        self._taking.forget()
+
 
 READ_BACK_SECONDS = 10.0
 """For what is written already, however little time is left for the operation."""
@@ -131,17 +223,7 @@ class OperationLog(ClaimedLog):
         self._parent = parent
         self._place = control_partition(parent)
         self._tail = ControlTail(connection, {control_partition(None), self._place})
-        make = partial(
-            connection.open_producer,
-            "operator",
-            transactional_id=operator_transactional_id(parent),
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            linger_ms=0,
-            # Connect to the leader of the offset log now: connecting at the commit would be pause.
-            enable_sparse_connections=False,
-        )
-        self._taking = TakingId(make)
-        self._producer: Producer | None = None
+        self._producer = OperatorProducer(connection, operator_transactional_id(parent), str(parent))
         self._offsets_partitions = 0
         self._claims: list[Claim] = []
         self._claims_tail: LogTail | None = None
@@ -149,7 +231,7 @@ class OperationLog(ClaimedLog):
 
     def connect(self) -> None:
         """Have the clients that a claim needs connect side by side."""
-        self._taking.open()
+        self._producer.open()
         self._open_announcer()
 
     def lease_seconds(self) -> float:
@@ -217,14 +299,9 @@ class OperationLog(ClaimedLog):
         Where an earlier call did not come through in time somebody may have claimed it since: the first
         write is refused then.
         """
-        self._destroy()
-        try:
-            self._producer = self._taking.take(deadline)
-        except KafkaException as exception:
-            what = f"claim {self._parent} as {operator_transactional_id(self._parent)}"
-            raise _refused(error_of(exception), what) from exception
+        producer = self._producer.take(deadline)
         if self._offsets_partitions:
-            self._learn_leaders(self._producer, deadline)
+            self._learn_leaders(producer, deadline)
 
     def _read_decided(self, end: int, deadline: Deadline) -> None:
         self._tail.read_to({self._place: end}, deadline)
@@ -239,8 +316,7 @@ class OperationLog(ClaimedLog):
         if self._claims_tail is not None:
             self._claims_tail.close()
         self._announcer = None
-        self._destroy()
-        self._taking.forget()
+        self._producer.close()
         self._tail.close()
 
     def _state(self) -> PartitionState:
@@ -261,35 +337,17 @@ class OperationLog(ClaimedLog):
 
     def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
         deadline.check(f"the {event.kind} of {self._parent}")
-        producer = self._producer
-        if producer is None:
-            raise InvariantError(f"{self._parent} is not claimed")
-        offsets: list[int] = []
+        producer = self._producer.taken
         records = [(CONTROL_TOPIC, self._place, partition_key(self._parent), encode_state(after))]
         if isinstance(event, Prepare | Commit):  # an operator that only rolls back needs none
             self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
-        if isinstance(event, Prepare):
+        if isinstance(event, Prepare) and producer is not None:
             self._learn_leaders(producer, deadline)
         if isinstance(event, Commit):
             records += self._boundary_records(after)
         topics = " and ".join(dict.fromkeys(topic for topic, *_ in records))
         what = f"record the {event.kind} of {self._parent} in {topics}"
-        try:
-            producer.begin_transaction()
-            for topic, partition, key, value in records:
-                report = _kept(offsets) if topic == CONTROL_TOPIC else None
-                producer.produce(topic, value, key, partition, report)
-            producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
-        except KafkaException as exception:
-            self._destroy()
-            translated = _refused(error_of(exception), what, writing=True)
-            if isinstance(translated, FencedError | UnknownOutcomeError | AuthorizationError):
-                raise translated from exception
-            raise UnknownOutcomeError(translated.message) from exception
-        if not offsets:
-            self._destroy()
-            raise UnknownOutcomeError(f"could not {what}: no acknowledgement")
-        return offsets[0]
+        return self._producer.write(records, what, deadline)
 
     def _learn_leaders(self, producer: Producer, deadline: Deadline) -> None:
         """Look for the leaders of the offset log before the fence: at the commit that would be pause."""
@@ -300,9 +358,53 @@ class OperationLog(ClaimedLog):
         partition = offsets_partition(self._parent, self._offsets_partitions)
         return [(OFFSETS_TOPIC, partition, b.key, b.encode()) for b in boundaries(after)]
 
-    def _destroy(self) -> None:
-        """A producer is never used again after a commit that failed: a late EndTxn could hit a later one."""
-        self._producer = None
+
+class EnrolmentLog(FencedLog):
+    """The enrolment of one topic, and its operators' way to write it. Not thread safe.
+
+    An operator claims it for each record anew: looks, writes, and is fenced by whoever claims in between. So
+    nobody waits for a turn. Of operators that come at the same time the last one to claim writes; the others
+    look again.
+
+    ``tail``: a reader of the control topic. ``writer``: for the record up to which a claim reads.
+    """
+
+    def __init__(
+        self, connection: Connection, topic: str, tail: ControlTail, writer: AcknowledgedWriter
+    ) -> None:
+        self._topic, self._tail, self._writer = topic, tail, writer
+        self._producer = OperatorProducer(connection, enroller_transactional_id(topic), f"topic {topic}")
+
+    def look(self, deadline: Deadline) -> Enrolment | None:
+        """Return the enrolment that is recorded now; fences nobody."""
+        return self._tail.read_all(deadline).enrolments.get(self._topic)
+
+    def claim(self, deadline: Deadline) -> Enrolment | None:
+        """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
+        self._fence(self._mark, deadline)
+        return self._tail.view.enrolments.get(self._topic)
+
+    def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
+        """Write an enrolment, and read it back; ``hint``: the next step where that fails.
+
+        Raises:
+            FencedError: another operator claimed the topic since; nothing was written.
+        """
+        records = [(CONTROL_TOPIC, _ENROLMENTS, enrolment_key(self._topic), encode_enrolment(enrolment))]
+        offset = self._producer.write(records, f"record the enrolment of {self._topic}", deadline)
+        self._producer.close()
+        with behind_a_change(hint):
+            self._read_decided(offset + 1, deadline)
+
+    def _mark(self, deadline: Deadline) -> int:
+        key = enrolment_claim_key(self._topic)
+        return self._writer.write(CONTROL_TOPIC, key, None, deadline, partition=_ENROLMENTS) + 1
+
+    def _take(self, deadline: Deadline) -> None:
+        self._producer.take(deadline)
+
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        self._tail.read_to({_ENROLMENTS: end}, deadline)
 
 
 def _refused(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:

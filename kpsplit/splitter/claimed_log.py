@@ -33,8 +33,9 @@ claimers may believe that it is their turn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kpsplit.errors import FencedError, behind_a_change
@@ -136,7 +137,28 @@ LOOK_SECONDS = 1.0
 """How often the log is looked at while another claimer has the turn."""
 
 
-class ClaimedLog(ABC):
+class FencedLog(ABC):
+    """The three steps of a claim, whatever is claimed; what is abstract talks to brokers."""
+
+    def _fence(self, mark: Callable[[Deadline], int], deadline: Deadline) -> None:
+        """Fence every earlier holder, and read everything that they wrote.
+
+        ``mark`` appends a record outside of any transaction and returns where the log ends with it. It is
+        acknowledged by all replicas that may become leaders: only the true leader can report that.
+        """
+        self._take(deadline)
+        self._read_decided(mark(deadline), deadline)
+
+    @abstractmethod
+    def _take(self, deadline: Deadline) -> None:
+        """Take the transactional id: what earlier holders left open is decided afterwards."""
+
+    @abstractmethod
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        """Read until everything before ``end`` is decided and read."""
+
+
+class ClaimedLog(FencedLog):
     """The part of ControlPort that decides; what is abstract talks to brokers."""
 
     def __init__(self, queue: ClaimQueue) -> None:
@@ -153,8 +175,7 @@ class ClaimedLog(ABC):
         """
         claim = self._await_turn(deadline, fit)
         if claim is not None:
-            self._take(deadline)
-            self._read_decided(self._announce(claim, deadline), deadline)
+            self._fence(partial(self._announce, claim), deadline)
         return self._state()
 
     def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
@@ -198,10 +219,7 @@ class ClaimedLog(ABC):
 
     @abstractmethod
     def _announce(self, claim: Claim, deadline: Deadline) -> int:
-        """Append an announcement, outside of any transaction; return where the log ends with it.
-
-        Acknowledged by all replicas that may become leaders: only the true leader can report that.
-        """
+        """Append an announcement, as the mark of ``_fence``; return where the log ends with it."""
 
     @abstractmethod
     def _wait(self, seconds: float, deadline: Deadline) -> None:
@@ -213,14 +231,6 @@ class ClaimedLog(ABC):
 
     @abstractmethod
     def _now(self) -> float: ...
-
-    @abstractmethod
-    def _take(self, deadline: Deadline) -> None:
-        """Take the transactional id: what earlier holders left open is decided afterwards."""
-
-    @abstractmethod
-    def _read_decided(self, end: int, deadline: Deadline) -> None:
-        """Read until everything before ``end`` is decided and read."""
 
     @abstractmethod
     def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:

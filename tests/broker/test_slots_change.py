@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,11 +19,12 @@ from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
 from kpsplit.clock import Deadline
-from kpsplit.errors import ConflictError
+from kpsplit.errors import ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner, encode_enrolment
+from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, changelog_topic, enrolment_key, slots_topic
 from tests.broker.consuming import REMOTE, Log, Member, consumer, reading, shared, wait_for
 from tests.broker.operating import DiedError, dying_after, operating, split
@@ -360,3 +361,58 @@ def test_two_that_change_the_slots_at_the_same_time_agree_or_one_is_refused(
     assert final == operations.view().enrolments[topic]
     place = PhysicalPartition(topic, 0)
     assert operations.status(topic)[0].state.parent == place
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_operator_that_slept_before_its_record_while_another_changed_the_slots_has_it_refused(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """``number``: of the record (that of the change, the settled one, the last)."""
+    topic, records, found = make_topic(1), list[Enrolment](), list[Enrolment]()
+    operations.enrol(topic, KIND, slots=2)
+    record = EnrolmentLog.record
+
+    def slept(log: EnrolmentLog, enrolment: Enrolment, *more: Any) -> None:
+        records.append(enrolment)
+        if len(records) == number + 1:
+            with operating(bootstrap) as other:
+                for slots in (4, 8):
+                    found.append(other.enrol(topic, KIND, slots=slots))
+        record(log, enrolment, *more)
+
+    monkeypatch.setattr(EnrolmentLog, "record", slept)
+    with pytest.raises(FencedError, match="another operator took over") as caught:
+        operations.enrol(topic, KIND, slots=4)
+    assert caught.value.hint and caught.value.changed is (number > 0), "of what it had recorded before"
+    with operating(bootstrap) as fresh:
+        assert fresh.view().enrolments[topic] == found[-1]
+        assert (found[-1].slots, found[-1].generation, found[-1].former_slots) == (8, 3, None)
+        assert not [c for c in fresh.doctor() if not c.ok and topic in c.message]
+
+
+def test_a_claim_of_a_topic_waits_for_a_strangers_transaction_that_hides_what_another_operator_wrote(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic, connection = make_topic(1), Connection({"bootstrap.servers": bootstrap})
+    known = operations.enrol(topic, KIND, slots=2)
+    changed = replace(known, settled=False, slots=4, generation=2, former_slots=2)
+    stranger = connection.open_producer("stranger", transactional_id=f"tests-{topic}")
+    stranger.init_transactions(60)
+    stranger.begin_transaction()
+    stranger.produce(CONTROL_TOPIC, None, b"tests", 0)
+    assert stranger.flush(60) == 0
+    with closing(ControlTail(connection)) as tail, closing(ControlTail(connection)) as later:
+        writer = AcknowledgedWriter(connection, "tests")
+        first, second = (EnrolmentLog(connection, topic, t, writer) for t in (tail, later))
+        with pytest.raises(DeadlineExceededError):
+            first.claim(Deadline(3))
+        with pytest.raises(DeadlineExceededError) as caught:
+            first.record(changed, Deadline(3), "look again")
+        assert (caught.value.changed, caught.value.hint) == (True, "look again")
+        assert second.look(Deadline(60)) == known, "it is hidden"
+        with pytest.raises(DeadlineExceededError):
+            second.claim(Deadline(3))
+        stranger.abort_transaction(60)
+        assert second.claim(Deadline(60)) == changed
+        second.record(known, Deadline(60), "")
+    assert operations.view().enrolments[topic] == known

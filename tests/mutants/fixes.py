@@ -537,8 +537,29 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "write an enrolment over one that another operator has written",
         "control.enrolment",
-        "if self._refuse_another((before, *there), enrolment.topic, deadline) in there:",
-        "if before is there:",
+        "if _expected(look(deadline), (before, *there), topic) in there:",
+        "if before is look(deadline):",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "decide on an enrolment by a look before the claim",
+        "control.enrolment",
+        "for look in (log.look, log.claim):",
+        "for look in (log.claim, log.look)[1:]:",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "refuse an enrolment because another operator does the same",
+        "control.enrolment",
+        "if log.look(deadline) not in (before, *there):",
+        "if True:",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "claim an enrolment that is not to be written",
+        "control.enrolment",
+        "for look in (log.look, log.claim):",
+        "for look in (log.claim,):",
         "unit/test_enrolment.py",
     ),
     (

@@ -140,6 +140,8 @@ class Walk:
         ]
         self._speeds = [self._random.choice((1, 3, 10)) for _ in self.group]
         self._weights = [self._random.choice((1, 3, 10)) for _ in range(8)] + [self._random.choice((1, 3)), 1]
+        self._weights += [self._random.choice((1, 3)) for _ in range(2)]
+        self._asleep: Enrolment | None = None
         self._kept: dict[str, frozenset[PhysicalPartition]] = {}
         self._assigned: dict[PhysicalPartition, str] = {}
 
@@ -177,22 +179,40 @@ class Walk:
             self._assigned[place] = target.name
 
     def operate(self) -> None:
-        """Do the operator's next step, or none: it may be gone for long."""
+        """An operator claims the topic and does the next step, or there is none: it may be gone for long."""
+        step = self._next_step()
+        if step is not None:
+            if "fence" not in self.without:
+                self._asleep = None
+            self._record(step)
+
+    def fall_asleep(self) -> None:
+        """An operator claims the topic, decides the next step, and is suspended before it records it."""
+        self._asleep = self._next_step()
+
+    def wake(self) -> None:
+        """The operator that sleeps records its step, unless another one has claimed the topic since."""
+        if self._asleep is not None:
+            self._record(self._asleep)
+            self._asleep = None
+
+    def _next_step(self) -> Enrolment | None:
         known, lease_over = self.recorded, self.now >= self.recorded_at + LEASE + MARGIN
         if not known.settled:
             if lease_over or "lease" in self.without:
-                self._record(replace(known, settled=True))
+                return replace(known, settled=True)
         elif known.former is not None:
             members = self.members()
             if "operator" in self.without:
                 members = replace(members, kept=frozenset())
             if not members.on({known.former.topic}):
-                self._record(replace(known, former_slots=None))
+                return replace(known, former_slots=None)
         elif known.generation < len(NUMBERS):
             change = changed(known, NUMBERS[known.generation])
             assert change is not None and change.slots is not None
             self.slots[change.slots_topic] = change.slots
-            self._record(change)
+            return change
+        return None
 
     def _record(self, enrolment: Enrolment) -> None:
         self.recorded, self.recorded_at = enrolment, self.now
@@ -213,6 +233,8 @@ class Walk:
             lambda: member.begin(place),
             member.leave,
             lambda: setattr(member, "joining", True),
+            self.fall_asleep,
+            self.wake,
         ]
         self._random.choices(actions, self._weights)[0]()
         self.check()
@@ -348,6 +370,25 @@ def a_former_slot_moves(world: Trace) -> None:
     world.works(world.c)
 
 
+def an_operator_sleeps_before_its_record(world: Trace) -> None:
+    """It would settle the change. Others do that, finish it and change the number again; ``a`` goes along."""
+    world.changes(world.a, settled=False)
+    world.fall_asleep()
+    world.operate()
+    world.a.refresh()
+    world.joins(world.a)
+    world.works(world.a)
+    world.operate()
+    world.changes(world.a)
+    world.joins(world.a)
+    world.works(world.a)
+    assert world.recorded.generation == 3 and world.a.begun
+    world.wake()
+    world.b.refresh()
+    world.joins(world.b)
+    world.works(world.b)
+
+
 @pytest.mark.parametrize(
     ("guard", "trace"),
     [
@@ -357,6 +398,7 @@ def a_former_slot_moves(world: Trace) -> None:
         ("former", another_is_not_that_far),
         ("kept", a_former_slot_moves),
         ("operator", a_former_slot_moves),
+        ("fence", an_operator_sleeps_before_its_record),
     ],
 )
 def test_each_guard_is_needed(guard: str, trace: Callable[[Trace], None]) -> None:

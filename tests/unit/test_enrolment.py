@@ -18,16 +18,18 @@ from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
+    FencedError,
     KpsplitError,
     UnreachableError,
     UsageError,
+    behind_a_change,
 )
 from kpsplit.kafka import groups as groups_module
 from kpsplit.kafka import kafka_python
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision, decode_enrolment
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
 
 TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())
 
@@ -67,11 +69,28 @@ class World:
     deleted: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
     steps: Callable[[StepDone], None] = lambda _: None
+    claims: int = 0
+    meanwhile: Callable[[], object] = lambda: None
+    fenced: list[Enrolment | None] = field(default_factory=list)
+    """For each of our next records that is refused: what another operator has written by then."""
 
-    def write(self, _topic: str, _key: bytes, value: bytes, _deadline: Any) -> int:
-        self.written.append(decode_enrolment(value))
-        self.tail.view.enrolments["orders"] = self.written[-1]
-        return len(self.written)
+    def look(self, deadline: Any) -> Enrolment | None:
+        return self.tail.read_all(deadline).enrolments.get("orders")
+
+    def claim(self, _deadline: Any) -> Enrolment | None:
+        self.claims += 1
+        self.meanwhile()
+        return self.tail.view.enrolments.get("orders")
+
+    def record(self, enrolment: Enrolment, deadline: Any, hint: str) -> None:
+        if self.fenced:
+            if (other := self.fenced.pop(0)) is not None:
+                recorded(self, other)
+            raise FencedError("another operator took over")
+        self.written.append(enrolment)
+        self.tail.view.enrolments["orders"] = enrolment
+        with behind_a_change(hint):
+            self.tail.read_to({}, deadline)
 
     def decide(self, _topic: Any, known: Enrolment | None, *_: Any) -> int:
         return 4 if known is None or known.slots is None else known.slots
@@ -98,7 +117,7 @@ class World:
         slots: int | None = None,
         before: Enrolment | None = None,
     ) -> Enrolment:
-        session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self, admin=self)
+        session = SimpleNamespace(tail=lambda _: self.tail, enrolments=lambda *_: self, admin=self)
         enroller = Enroller(cast(Any, session), cast(Any, self), self.steps)
         return enroller.enrol(TOPIC, Partitioner.EXPLICIT, known, slots, Deadline(seconds), before)
 
@@ -327,7 +346,26 @@ def test_a_change_that_another_operator_has_made_is_left_to_it(
     recorded(world, replace(FIRST, slots=8, generation=2))
     with pytest.raises(ConflictError, match="by another process"):
         world.enrol(60.0, FIRST, 16)
-    assert (world.written, world.deleted) == ([], [])
+    assert (world.written, world.deleted, world.claims) == ([], [], 0), "who is at work was fenced"
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_what_another_operator_records_until_the_claim_decides_whether_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """Its record may be decided, or heard of, only after the first look."""
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    recorded(world, FIRST)
+    begun = replace(FIRST, settled=False, slots=16 if same else 8, generation=2, former_slots=4)
+    world.meanwhile = lambda: world.written or recorded(world, begun)
+    if same:
+        found = world.enrol(60.0, FIRST, 16)
+        assert world.written == [replace(begun, settled=True), found] and found.slots == 16
+    else:
+        with pytest.raises(ConflictError, match="by another process"):
+            world.enrol(60.0, FIRST, 16)
+        assert world.written == []
 
 
 ANOTHER = replace(FIRST, slots=32, generation=3, former_slots=16)
@@ -376,3 +414,27 @@ def test_two_that_enrol_in_the_same_way_agree(settled: bool) -> None:
     world.ensure = lambda *given: recorded(world, other) and ensure(*given)  # type: ignore[method-assign]
     assert world.enrol(60.0) == FIRST
     assert world.written == ([] if settled else [FIRST])
+
+
+@pytest.mark.parametrize("by_other", [False, True])
+def test_an_operator_that_is_fenced_by_one_that_does_the_same_goes_on(
+    monkeypatch: pytest.MonkeyPatch, by_other: bool
+) -> None:
+    """Where nothing was written it claims anew."""
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    begun = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=4)
+    world.fenced = [begun if by_other else None]
+    assert world.enrol(60.0) == replace(begun, settled=True)
+    assert world.written == [begun, replace(begun, settled=True)][by_other:]
+
+
+def test_an_operator_that_is_fenced_by_one_that_does_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(Tail(lease_ms=1))
+    Groups(monkeypatch)
+    world.fenced = [Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=8)]
+    with pytest.raises(FencedError) as caught:
+        world.enrol(60.0)
+    assert (world.written, caught.value.changed) == ([], False)

@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import (
     MAX_PARTITION,
     MAX_TOPIC_NAME,
+    enroller_transactional_id,
     group_ids,
     is_topic_name,
     operator_transactional_id,
+    parse_partition,
     subtopic_name,
     subtopics_prefix,
 )
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, lacking, rights_for
 
 LENGTHS = [1, 200, 221, 222, 240, MAX_TOPIC_NAME]
+PARENT = PhysicalPartition("orders.3", 3)
 GROUPS = ["g", "g.h", "g/h", "g%2Fh", "g h", "gé"]
 
 
@@ -44,9 +48,17 @@ def test_no_prefix_of_a_topics_rights_reaches_the_topic_itself_or_another(role: 
 def test_the_ids_of_a_topics_operators_begin_like_no_other_topics(topic: str) -> None:
     others = {"orders", "orders.eu", "orders.3"} - {topic}
     ids = {operator_transactional_id(PhysicalPartition(other, 3)) for other in others}
+    ids |= {enroller_transactional_id(other) for other in others}
     (claim,) = (r for r in rights_for(Role.OPERATOR, topic) if r.resource is Resource.TRANSACTIONAL_ID)
-    assert operator_transactional_id(PhysicalPartition(topic, 3)).startswith(claim.name)
+    own = operator_transactional_id(PhysicalPartition(topic, 3)), enroller_transactional_id(topic)
+    assert all(name.startswith(claim.name) for name in own)
     assert not any(name.startswith(claim.name) for name in ids)
+
+
+def test_no_partitions_operators_have_the_id_of_those_that_write_the_enrolment() -> None:
+    with pytest.raises(UsageError):
+        parse_partition(enroller_transactional_id("orders.3").removeprefix("kpsplit.op."))
+    assert parse_partition(operator_transactional_id(PARENT).removeprefix("kpsplit.op.")) == PARENT
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -23,6 +23,7 @@ from kpsplit.splitter.partition_state import (
 )
 from kpsplit.splitter.records.keys import (
     MOST_GENERATIONS,
+    enrolment_key,
     is_topic_name,
     partition_key,
     place_field,
@@ -369,6 +370,11 @@ class Claim:
 
 def claim_key(parent: PhysicalPartition) -> bytes:
     return partition_key(parent) + _SUFFIX
+
+
+def enrolment_claim_key(topic: str) -> bytes:
+    """Return the key of the record up to which a claim of a topic's enrolment reads; it has no value."""
+    return enrolment_key(topic) + _SUFFIX
 
 
 def is_claim_key(key: bytes | None) -> bool:

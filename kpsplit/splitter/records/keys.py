@@ -181,6 +181,14 @@ def operator_transactional_id(parent: PhysicalPartition) -> str:
     return f"{operator_ids(parent.topic)}{parent.partition}"
 
 
+def enroller_transactional_id(topic: str) -> str:
+    """Return the transactional id by which operators who write a topic's enrolment fence each other.
+
+    No partition's operator has it: ``*`` is no number. It is covered by the right on ``operator_ids``.
+    """
+    return f"{operator_ids(topic)}*"
+
+
 def group_ids(use: str, group: str) -> str:
     """Return with what the transactional ids of a group begin, for one use: ``commit``, ``run`` or ``seek``.
 
@@ -203,7 +211,7 @@ def is_writers_id(transactional_id: str) -> bool:
 def control_partition(subject: PhysicalPartition | str | None) -> int:
     """Return the control topic's partition that holds all records about what ``parse_control_key`` names.
 
-    The settings and enrolments stand alone: they are written without transactions, so nothing hides them.
+    The settings and enrolments stand alone: no operation of a partition hides them.
     The logical partitions of a topic are spread: an open transaction about one hides nothing about the next.
     """
     if not isinstance(subject, PhysicalPartition):
