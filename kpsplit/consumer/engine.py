@@ -204,7 +204,8 @@ class Engine(threading.Thread):
             return None
         if not self._polls() or monotonic() < self._no_reading_until:
             return False
-        self._resting.wait(max(seconds, SLICE_SECONDS))
+        if not self._resting.is_set():
+            self._resting.wait(max(seconds, SLICE_SECONDS))
         if self._resting.is_set():  # still: while the engine is at work the lock may take a whole turn
             with self._lock:  # no exception comes between this and what lets it go
                 self._reads = threading.get_ident()

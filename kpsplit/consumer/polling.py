@@ -58,7 +58,7 @@ class Poller:
                 if len(found) < count:
                     kept = True
                     buffer.keep(records)
-                    if not self._wait(deadline) or buffer.wanted:
+                    if not self._wait(deadline, count - len(found)) or buffer.wanted:
                         break
         except BaseException:
             self._give_back(found, mark)
@@ -90,11 +90,11 @@ class Poller:
                 if not self._wait(deadline):
                     return None
 
-    def _wait(self, deadline: Deadline) -> bool:
-        """Read on and wait for something to do, False if nothing came in time."""
+    def _wait(self, deadline: Deadline, count: int = 1) -> bool:
+        """Read on for so many records and wait for something to do, False if nothing came in time."""
         if not self.events.running:
             try:
-                return self.buffer.wait(deadline.left())
+                return self.buffer.wait(deadline.left(), count)
             finally:
                 if self.before_end is not None and not self.reads_here():
                     asked, self.before_end = self.before_end, None

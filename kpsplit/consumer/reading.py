@@ -81,6 +81,7 @@ class Reading:
         self._reader.hold_back(sink.backpressured())
         room = self._settings.buffer_bytes - sink.waiting_bytes()
         room = min(room, max(1, self._settings.buffer_bytes // STEPS))
+        self._reader.most = sink.most
         ends, self.ends = self.ends, {}
         self.torn = True
         for batch in self._reader.step(seconds, room):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -13,8 +14,11 @@ from math import inf
 import pytest
 from confluent_kafka import Message
 
+from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import SHUT
-from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.buffer import PORTION, FetchBuffer
+from kpsplit.consumer.polling import Poller
+from kpsplit.kafka.logical_message import wrapped
 from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
@@ -264,3 +268,28 @@ def test_a_batch_that_an_exception_interrupts_is_counted_as_far_as_it_was_added(
             handed_out.append(buffer.take().offset())
     assert handed_out == list(range(5 if error is KeyboardInterrupt else 3))
     assert buffer.start_over()[FIRST].positions == {0: len(handed_out)}
+
+
+def test_reading_by_poll_does_not_make_the_garbage_collector_run(buffer) -> None:
+    gc.collect()
+    before = gc.get_stats()[0]["collections"]
+    for _ in range(20):
+        assert buffer.waiting_bytes() == 0  # asked before each read: lets go of what is processed
+        raw = [message(offset) for offset in range(PORTION)]
+        waiting = batch([], 0, PORTION)
+        waiting.messages.extend(wrapped(raw, waiting.segment, PARENT))
+        buffer.offer(waiting)
+        del raw, waiting
+        while buffer.wait(0):
+            buffer.take()
+    assert gc.get_stats()[0]["collections"] == before
+
+
+def test_as_many_records_are_read_at_once_as_consume_asks_for() -> None:
+    buffer, wanted = FetchBuffer(), list[int]()
+    poller = Poller(buffer, Events(lambda: None))
+    buffer.fetch = lambda _seconds: bool(wanted.append(buffer.most))
+    poller.consume(1000, 0)
+    poller.poll(0)
+    poller.consume(1, 0)
+    assert wanted == [1000, PORTION, PORTION]

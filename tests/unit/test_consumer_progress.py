@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from confluent_kafka import Message
+
+from kpsplit.consumer.fetch.batch import size_of
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
+from kpsplit.kafka.logical_message import wrapped
 from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
-from tests.unit.samples import UNSPLIT, life
+from tests.unit.samples import PARENT, UNSPLIT, life
 
 CHILD = life().split.lineage.get(2)
 assert UNSPLIT
@@ -160,3 +164,9 @@ def test_bytes_wait_until_their_batch_was_wholly_handed_out() -> None:
     assert progress.waiting_bytes == one.bytes
     progress.advance(2, 0)
     assert progress.waiting_bytes == 0
+
+
+def test_a_wrapped_record_counts_for_as_much_memory_as_the_record_itself() -> None:
+    raw = [Message(PARENT.topic, PARENT.partition, at, key=b"k" * at, value=b"v" * 10) for at in range(20)]
+    assert size_of(wrapped(raw, UNSPLIT.lineage.get(0), PARENT)) == size_of(raw)
+    assert size_of(raw[10:]) == size_of(raw[:10]) + 100

@@ -270,3 +270,19 @@ def test_the_client_is_asked_for_the_leaders_of_a_topic_that_it_begins_to_read(
     assert fed.take(monkeypatch, record(other, 0)) == [b"0"]
     assert asked == [("topic", 0)] * 2, "it may have forgotten them meanwhile"
     fed.reader.close()
+
+
+def test_a_step_takes_no_more_records_than_are_wanted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, asked = Fed(FIRST), list[int]()
+
+    def fetch(_seconds: float, count: int) -> list[Message]:
+        asked.append(count)
+        begin = sum(asked[:-1])
+        return [record(FIRST, offset) for offset in range(begin, begin + count)]
+
+    monkeypatch.setattr(fed.reader, "_fetch", fetch)
+    fed.reader.most = 100
+    for _ in range(5):
+        fed.reader.step(0, ROOM)
+    fed.reader.close()
+    assert max(asked) == 100

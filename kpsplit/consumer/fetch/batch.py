@@ -138,7 +138,7 @@ def message_hash(message: Message, segment: Segment) -> int:
 def size_of(messages: list[Message]) -> int:
     """Return what messages take in memory, roughly: of headers as much as the greatest of a few have."""
     count = len(messages)
-    keys = sum(len(key) for key in map(_key_of, messages) if isinstance(key, bytes | str))
+    keys = sum(map(len, filter(None, map(_key_of, messages))))
     sampled = messages[:: max(1, -(-count // SAMPLES))]
     headers = count * max(map(header_bytes, sampled), default=0)
     return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count
@@ -181,7 +181,12 @@ class RecordSink(Protocol):
     """Takes records and tells how far they were processed. Whoever calls holds the engine's lock.
 
     Nothing here may wait for the application: the engine serves other slots meanwhile.
+
+    Attributes:
+        most: how many records are best read at once.
     """
+
+    most: int
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives; ``cursor`` is where it starts, and what ``cursor()`` tells until records come.

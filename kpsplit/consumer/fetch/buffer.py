@@ -56,6 +56,14 @@ Fetch = Callable[[float], bool | None]
 SLICE_SECONDS = 0.01
 """How long one look for records takes at most: in between, others change what is read."""
 
+PORTION = 320
+"""How many records are read at once for ``poll()``.
+
+A record that waits is two objects, Kafka's message and ours. The interpreter's garbage collector runs when
+700 are new, and now and then it goes through everything that the application has. Fewer than that are in
+hand, and they are gone before the next come: so reading does not make it run.
+"""
+
 
 class FetchBuffer:
     """Implements ``Sink`` for ``poll()`` and ``consume()``.
@@ -70,6 +78,8 @@ class FetchBuffer:
         """Reads the next records into here."""
         self.attention = False
         """Whether the application's thread is asked for attention, and handed out nothing until then."""
+        self.most = PORTION
+        """See ``RecordSink``: as many as the application asks for, where ``PORTION`` is less."""
         self.looks = 0
         """It grows while the application's thread waits."""
         self._ready: deque[Message] = deque()
@@ -153,12 +163,14 @@ class FetchBuffer:
         with self._lock:
             self._last[0] = 0
 
-    def wait(self, seconds: float | None) -> bool:
+    def wait(self, seconds: float | None, count: int = 1) -> bool:
         """Read on, wait for records, for a call for attention, or until what is kept is wanted.
 
         False if none came. What was handed out counts as processed from now on, except for what is kept.
         Inside a signal handler that interrupts reading in the same thread nothing is waited for.
+        ``count``: how many records the application asks for.
         """
+        self.most = max(PORTION, count)
         deadline = inf if seconds is None else monotonic() + seconds
         self.processed()
         while not self._worth_waking():

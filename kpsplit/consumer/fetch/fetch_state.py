@@ -162,6 +162,8 @@ class FetchState:
     def request_id(self) -> int:
         """The newest number of a question that waits for a fresh view, 0 if there is none."""
         self._settle()
+        if not self._questions and self._stale is None:  # asked at every look: this is the rule
+            return 0
         return max((q.request_id for q in self._asked() if not q.fresh), default=0)
 
     def refreshed(self, request_id: int) -> None:

@@ -33,10 +33,7 @@ from kpsplit.splitter.reading import Cursor, wrong_topic
 __all__ = ["Batch", "OwnedSlot", "SlotReader"]
 
 MOST = 1000
-"""How many records are taken from the client at once.
-
-More cost more: those that wait in the interpreter are what its garbage collector goes through.
-"""
+"""So many records are taken at once at most: the garbage collector goes through those that wait."""
 
 LOOK_SECONDS = 0.01
 """How long a step waits at most while a broker's answer about a log is due."""
@@ -112,6 +109,8 @@ class SlotReader:
         self._looked: dict[PhysicalPartition, int] = {}
         """Where the bounds of a log were asked for, and nothing followed from the answer."""
         self._held_back = False
+        self.most = MOST
+        """How many records a step takes at most."""
         self._count = 16
         self._size = 0
 
@@ -241,7 +240,7 @@ class SlotReader:
             return [first, *(self._consumer.consume(count - 1, 0) if count > 1 else ())]
 
     def _affordable(self, room: int) -> int:
-        return max(1, min(self._count, room // self._size if self._size else 1))
+        return max(1, min(self._count, self.most, room // self._size if self._size else 1))
 
     def _learn_size(self, read: int, batches: list[Batch]) -> None:
         """Keep in mind how large records are; nothing is known at first, and one is taken to find out."""
@@ -318,6 +317,8 @@ class SlotReader:
             if fetch_state.changed:
                 fetch_state.changed = False
                 self._compare(fetch_state, leaving, coming)
+        if not leaving and not coming:
+            return
         with translated("change what is read"):
             if leaving:
                 self._consumer.incremental_unassign([_place(s) for s in leaving])

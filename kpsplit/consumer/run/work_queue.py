@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST = 1000
+"""How many records are read at once: each call of the client waits for handlers to let the interpreter go."""
+
 LANES_PER_WORKER = 8
 """So many that a worker finds a lane although keys are distributed at random over them."""
 
@@ -89,6 +92,7 @@ class WorkQueue:
     ) -> None:
         self.lock = threading.Lock()
         self.scheduler = LaneScheduler(workers * LANES_PER_WORKER, buffer_bytes // LANE_SHARE)
+        self.most = MOST
         self.wake: Callable[[int], None] = lambda _lanes: None
         """Set by the executor; called with the lock held: so many lanes can be taken."""
         self.closed = False
