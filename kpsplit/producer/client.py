@@ -98,6 +98,8 @@ class Producer(confluent_kafka.Producer):
         self._produce = make_produce(state, super().produce, stamped, self._plain, self._held.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
+        if type(self).poll is Producer.poll:
+            self.__dict__["poll"] = self._polling.at_once(super().poll, self.poll)
         _producers.add(self)
 
     # -- producing ---------------------------------------------------------------------------------

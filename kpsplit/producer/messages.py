@@ -16,11 +16,6 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 Callback = Callable[[Any, Any], None]
 Send = Callable[..., None]
 Headers = dict[str, Any] | list[tuple[str, Any]] | None
-Bound = int | tuple[int, list[tuple[str, Any]]]
-"""What a report knows of its record: the number, and if the application gave headers all that were sent."""
-Report = Callable[[Any, Any, Any], None]
-"""Takes a ``Bound`` (by being its method: nothing binds cheaper), an error and a message."""
-
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 EARLIEST, LATEST = -(2**63), 2**63 - 1

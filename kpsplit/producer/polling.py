@@ -84,6 +84,36 @@ class Polling:
             self._waiting.discard(get_ident())
         return served + self._run_queued()
 
+    def at_once(self, call: Callable[[float], int], general: Callable[[float], int]) -> Callable[..., int]:
+        """Return poll() for the common case: it must not wait, no callback is queued, and nobody waits to poll.
+
+        ``call`` is librdkafka's poll(); everything else goes to ``general``.
+        """
+        # Local names: applications poll after every record.
+        state, run_queued, waiting, inside = self._state, self._run_queued, self._waiting, self._in_callbacks
+        queued, in_a_call, lock = state.callbacks.queue, state.lock.taken, state.poll_lock.at_once
+
+        def poll(timeout: float = -1) -> int:
+            if timeout == 0 and not (queued or waiting or in_a_call() or state.forked):
+                me = get_ident()
+                if me not in inside:
+                    ours = False
+                    try:
+                        with lock:
+                            ours = True
+                            try:
+                                inside.add(me)
+                                served = call(0)
+                            finally:
+                                inside.discard(me)
+                        return served + run_queued() if queued else served
+                    except Busy:
+                        if ours:  # a callback's
+                            raise
+            return general(timeout)
+
+        return poll
+
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         me = get_ident()
         try:

@@ -1,13 +1,12 @@
 """Records on their way to librdkafka, and its reports on their way back.
 
-A record of an enrolled topic is stamped, one of another topic goes as it is. For each callback of the
-application there is one function that librdkafka calls.
+A record of an enrolled topic is stamped, one of another topic goes as it is.
 
 ``make_produce`` is written for speed. What makes it cheap, each measured: one function whose names are
 closure cells instead of a method's attribute look-ups; a lock made for it (``QuickLock``); one dictionary for
-the stamp, reused under the lock; arguments given to librdkafka by position; one report function per callback,
-bound to the record by being its method (so a report always knows its own record, in whatever order reports
-come).
+the stamp, reused under the lock; arguments given to librdkafka by position; one report function, bound to a
+record and its callback by being their method (so a report always knows its own record, in whatever order
+reports come, and a callback per record costs no more than one for all).
 
 A signal handler may raise after any call. So a record counts as sent *before* librdkafka gets it, and no
 longer if librdkafka itself refuses it: ``is_refusal`` distinguishes the two.
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 from confluent_kafka import KafkaError, KafkaException
@@ -33,7 +32,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import wrapped_one
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
-from kpsplit.producer.messages import CREATE_TIME, Bound, Callback, Headers, PendingRecord, Report, Send
+from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send
 from kpsplit.producer.state import ProducerState, RouteWriter, SendState
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
 from kpsplit.splitter.lineage import SegmentKind
@@ -45,9 +44,6 @@ REFUSALS = (
 """What librdkafka's produce() raises. Anything else is a signal handler's; of these, ask ``is_refusal``."""
 complete_stamp = Struct(">21sQ").pack
 """Makes a stamp of its prefix and the sequence number."""
-MAX_CACHED_REPORTS = 64
-"""For how many of the application's callbacks the report functions are kept."""
-_IDENTITY: Any = object.__eq__
 _NAME_IS_NO_TEXT = "expected header key to be unicode string"
 
 
@@ -112,21 +108,8 @@ more. Every other code fails the record at once, as with the original: no operat
 """
 
 
-Function = TypeVar("Function", Callback, Report, Callback | None)
-
-
-def _remember(
-    reports: dict[Callback | None, Function], callback: Callback | None, report: Function
-) -> Function:
-    """Keep the report function of a callback that equals only itself; any other's is made for each record."""
-    function = callback.__func__ if isinstance(callback, MethodType) else callback
-    kind = type(function)  # a method is equal to those of the same object only
-    if kind.__eq__ is _IDENTITY or kind is BuiltinFunctionType:
-        if len(reports) >= MAX_CACHED_REPORTS:
-            reports.clear()
-        with suppress(TypeError):  # not hashable
-            reports[callback] = report
-    return report
+Bound = tuple[SendState, RouteWriter, int, Callback | None, list[tuple[str, Any]] | None]
+"""What a report knows of its record. Last, if the application gave headers, all headers that were sent."""
 
 
 class StampedSender:
@@ -139,21 +122,18 @@ class StampedSender:
     def __init__(self, state: ProducerState) -> None:
         self._state = state
         self._send = state.rdkafka.send
+        self.report = self._make_report()
 
     def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held); raises what its produce() does."""
         every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
-        try:
-            report = writer.reports[content.callback]
-        except (KeyError, TypeError):
-            report = self.make_report(send_state, writer, content.callback)
-        bound = MethodType(report, (sequence, every) if content.headers else sequence)
+        record = (send_state, writer, sequence, content.callback, every if content.headers else None)
         # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.note_sent(sequence)
         try:
             self._send(
-                writer.topic, content.value, content.key, writer.partition, bound, None, content.timestamp,
-                every,
+                writer.topic, content.value, content.key, writer.partition, MethodType(self.report, record), None,
+                content.timestamp, every,
             )  # fmt: skip
         except REFUSALS as error:
             if is_refusal(error):
@@ -173,55 +153,28 @@ class StampedSender:
                     raise_swallowed(error)
             raise
 
-    def make_report(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
-        return _remember(writer.reports, callback, self._report(send_state, writer, callback))
+    def _make_report(self) -> Callable[[Bound, Any, Any], None]:
+        clock, slow, only_errors = monotonic, self._slowly, self._state.settings.only_errors
 
-    def _report(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
-        clock = monotonic
-        slow = self._slowly
-        parent, segment = send_state.state.parent, writer.segment
-
-        def as_is(record: Bound, error: Any, message: Any) -> None:
+        def report(record: Bound, error: Any, message: Any) -> None:
+            _, writer, sequence, callback, _ = record
             if error is None and clock() < writer.good_until:
                 writer.done += 1
-                writer.last_number = record
+                writer.last_number = sequence
                 writer.last_offset = message.offset()
-                callback(None, message)  # type: ignore[misc]
+                if callback is None or only_errors:
+                    return
+                if not writer.identity:
+                    message = wrapped_one(message, writer.segment, writer.parent)
+                callback(None, message)
             else:
-                slow(send_state, writer, callback, record, error, message)
+                slow(record, error, message)
 
-        def in_logical_terms(record: Bound, error: Any, message: Any) -> None:
-            if error is None and clock() < writer.good_until:
-                writer.done += 1
-                writer.last_number = record
-                writer.last_offset = message.offset()
-                callback(None, wrapped_one(message, segment, parent))  # type: ignore[misc]
-            else:
-                slow(send_state, writer, callback, record, error, message)
-
-        def quietly(record: Bound, error: Any, message: Any) -> None:
-            if error is None and clock() < writer.good_until:
-                writer.done += 1
-                writer.last_number = record
-                writer.last_offset = message.offset()
-            else:
-                slow(send_state, writer, callback, record, error, message)
-
-        if callback is None or self._state.settings.only_errors:
-            return quietly
-        return as_is if writer.identity else in_logical_terms
+        return report
 
     @holds_lock
-    def _slowly(
-        self,
-        send_state: SendState,
-        writer: RouteWriter,
-        callback: Callback | None,
-        bound: Bound,
-        error: Any,
-        message: Any,
-    ) -> None:
-        sequence, every = bound if isinstance(bound, tuple) else (bound, None)
+    def _slowly(self, bound: Bound, error: Any, message: Any) -> None:
+        send_state, writer, sequence, callback, every = bound
         headers = every and every[:-1]  # without the stamp
         key = message.key()
         content = PendingRecord(
@@ -282,12 +235,12 @@ class _Count:
 
 
 class PassThroughSender:
-    """Gives librdkafka records as they are. ``reports``: the report functions by callback."""
+    """Gives librdkafka records as they are."""
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
         self._send = state.rdkafka.send
-        self.reports: dict[Callback | None, Callback | None] = {}
+        self.report = self._make_report()
         self._count: _Count | None = None
 
     def send(
@@ -301,10 +254,7 @@ class PassThroughSender:
         headers: Headers,
     ) -> None:
         """Give it a record of a topic that is not enrolled (``lock`` held)."""
-        try:
-            report = self.reports[callback]
-        except (KeyError, TypeError):
-            report = self.make_report(callback)
+        report = None if callback is None else MethodType(self.report, callback)
         count = self._count
         if count is None:
             self._send(topic, value, key, partition, report, None, timestamp, headers)
@@ -341,14 +291,11 @@ class PassThroughSender:
             self._count = None
             return True
 
-    def make_report(self, callback: Callback | None) -> Callback | None:
-        return _remember(self.reports, callback, None if callback is None else self._report(callback))
-
-    def _report(self, callback: Callback) -> Callback:
+    def _make_report(self) -> Callable[[Callback, Any, Any], None]:
         state = self._state
         only_errors = state.settings.only_errors
 
-        def report(error: Any, message: Any) -> None:
+        def report(callback: Callback, error: Any, message: Any) -> None:
             if error is None and only_errors:
                 return
             if state.collecting:
@@ -374,8 +321,7 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
     send_states_of, plain_topics = state.fast_routes.get, state.fast_plain
     whole_lock = state.lock
     lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
-    make_report, default_callback = stamped.make_report, state.settings.on_delivery
-    plain_reports, make_plain_report = plain.reports, plain.make_report
+    report, plain_report, default_callback = stamped.report, plain.report, state.settings.on_delivery
     only_stamp: dict[str, Any] = {}
     header, pack, crc, bisect, method = STAMP_HEADER, complete_stamp, crc32, bisect_right, MethodType
     multiplier, refusals = MULTIPLIER, REFUSALS
@@ -404,11 +350,8 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                 with lock:
                     # That it is not enrolled is known under the lease only; the library's thread may be late.
                     if topic in plain_topics and monotonic() < state.lease_until:
-                        try:
-                            plain_report = plain_reports[callback]
-                        except (KeyError, TypeError):
-                            plain_report = make_plain_report(callback)
-                        send(topic, value, key, partition, plain_report, None, timestamp, headers)
+                        bound = None if callback is None else method(plain_report, callback)
+                        send(topic, value, key, partition, bound, None, timestamp, headers)
                         return
             elif key and partition < 0:
                 if key.__class__ is not bytes:
@@ -426,17 +369,13 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                     if writer.open:
                         sequence = send_state.next_sequence
                         stamp = pack(writer.stamp_prefix, sequence)
-                        try:
-                            report = writer.reports[callback]
-                        except (KeyError, TypeError):
-                            report = make_report(send_state, writer, callback)
                         if headers:
                             every: Any = with_stamp(headers, stamp)
-                            bound = method(report, (sequence, every))
+                            bound = method(report, (send_state, writer, sequence, callback, every))
                         else:
                             every = only_stamp
                             only_stamp[header] = stamp
-                            bound = method(report, sequence)
+                            bound = method(report, (send_state, writer, sequence, callback, None))
                         # Counted before librdkafka gets it: a signal handler may raise after send() took it.
                         send_state.next_sequence = sequence + 1
                         writer.sent += 1

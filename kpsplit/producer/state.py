@@ -29,7 +29,6 @@ from kpsplit.producer.locks import Busy, QuickLock, holds_lock, refuse_reentry
 from kpsplit.producer.messages import (
     Callback,
     PendingRecord,
-    Report,
     Send,
     Unrouted,
     logical_message,
@@ -56,21 +55,20 @@ class RouteWriter(SegmentWriter[PendingRecord]):
     """A segment's writer with what the fast path needs at hand.
 
     ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
-    library's thread, 0 while the segment is fenced or closed. ``reports`` maps the application's
-    callbacks to the functions that, bound to a record, librdkafka calls for them.
+    library's thread, 0 while the segment is fenced or closed.
     """
 
-    __slots__ = ("_stamped", "good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
+    __slots__ = ("_stamped", "good_until", "identity", "parent", "partition", "stamp_prefix", "topic")
 
     def __init__(self, segment: Segment, parent: PhysicalPartition) -> None:
         super().__init__(segment)
+        self.parent = parent
         self.topic = segment.source.topic
         self.partition = segment.source.partition
         self.identity = is_identity(segment, parent)
         self.stamp_prefix = b""
         self._stamped: tuple[int, int] | None = None
         self.good_until = 0.0
-        self.reports: dict[Callback | None, Report] = {}
 
     def stamp_as(self, state: PartitionState, instance: int) -> None:
         """Stamp later records with the epoch of a view, and with its name for this physical partition."""
@@ -150,16 +148,16 @@ class CallbackQueue:
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
-        self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     def put(self, callback: Callable[..., None], *arguments: Any) -> None:
-        self._queue.append((callback, arguments))
+        self.queue.append((callback, arguments))
 
     def clear(self) -> None:
-        self._queue.clear()
+        self.queue.clear()
 
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Return a callback that is kept when the library's thread happens to poll."""
@@ -181,7 +179,7 @@ class CallbackQueue:
         count = 0
         raised: Exception | None = None
         try:
-            for callback, arguments in iter(self._queue.popleft, None):  # no signal handler comes in between
+            for callback, arguments in iter(self.queue.popleft, None):  # no signal handler comes in between
                 count += 1
                 try:
                     callback(*arguments)
