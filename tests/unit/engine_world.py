@@ -439,7 +439,7 @@ class World:
     def until(
         self, condition: Callable[[], Any], why: str, meanwhile: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait until a condition holds. ``meanwhile``: done in between, without a pause while it finds something."""
+        """Wait until a condition holds; pause only where ``meanwhile`` finds nothing to do."""
         end = time.monotonic() + lane_samples.PATIENCE
         while not condition():
             assert time.monotonic() < end, f"waited for {why}; {self.stats()}"
