@@ -38,6 +38,8 @@ LONGEST := $(patsubst %,tests/broker/test_%.py,producer_operations consumer_grou
 CLUSTER_TESTS := $(SPARK_AND_CLI) $(LONGEST) $(filter-out $(LONGEST),$(wildcard tests/broker/test_*.py))
 CORE_TESTS := $(filter-out tests/spark tests/fault tests/broker tests/cli tests/demo %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(OFFLINE_TESTS)
 NOTHING_SELECTED := 5
+# Tests start hundreds of Pythons: without it each would compile the package and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Longer than any test that runs at night only.
 NIGHT := -o faulthandler_timeout=2000
 

@@ -5,17 +5,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
+from typing import NoReturn
 
 import pytest
 
 from tests.mutants.fixes import FIXES
 
 ROOT = Path(__file__).parents[2]
+LIBRARIES = [
+    "pytest",
+    "hypothesis.strategies",
+    "xdist.plugin",
+    "confluent_kafka.admin",
+    "kafka.admin",
+    "click",
+    "tenacity",
+]
+"""What the tests import, and no mistake is made in."""
 
 
 @dataclass(frozen=True)
@@ -262,18 +275,37 @@ def make(mutant: Mutant) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
-PATIENCE = 15.0
+PATIENCE = 5.0
 """So many seconds a test waits for what does not come because of the mistake."""
 
 
-def main(name: str) -> int:
+def main(name: str, *options: str, plugins: Sequence[object] = ()) -> int:
     """Run the tests with the mistake made; return pytest's exit code."""
     mutant = next(m for m in MUTANTS if m.name == name)
     make(mutant)
     from tests.unit import lane_samples  # after the mistake was made
 
     lane_samples.PATIENCE = PATIENCE  # what waits in vain has noticed it
-    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"{ROOT / 'tests'}/{mutant.noticed_by}"])
+    tests = f"{ROOT / 'tests'}/{mutant.noticed_by}"
+    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", *options, tests], plugins)
+
+
+class EndsAtOnce:
+    """Ends the process with the first failure: what waits because of the mistake is not waited for."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os._exit(pytest.ExitCode.TESTS_FAILED)
+
+
+def main_of_fork(name: str, output: Path) -> NoReturn:
+    """Be the whole life of a forked process. What it says goes to a file, assertions as they are written."""
+    with output.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    code = main(name, "--assert=plain", plugins=[EndsAtOnce()])
+    sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

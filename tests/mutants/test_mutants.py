@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutants import MUTANTS, ROOT, Mutant
+from tests.mutants.mutants import LIBRARIES, MUTANTS, Mutant, main_of_fork
 
-TESTS_FAILED = 1
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(LIBRARIES)
+"""Each mistake is made in a process of its own, which has imported nothing but libraries."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -19,7 +21,9 @@ def test_a_mutant_changes_one_place_of_todays_code(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_is_noticed(mutant: Mutant) -> None:
-    command = [sys.executable, "-m", "tests.mutants.mutants", mutant.name]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == TESTS_FAILED, run.stdout[-2000:] + run.stderr[-2000:]
+def test_a_mutant_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    process = FORKS.Process(target=main_of_fork, args=(mutant.name, output))
+    process.start()
+    process.join()
+    assert process.exitcode == pytest.ExitCode.TESTS_FAILED, output.read_text("utf-8")[-4000:]

@@ -37,6 +37,7 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
+from tests.unit import lane_samples
 
 TOPIC = "orders"
 PARENT = PhysicalPartition(TOPIC, 0)
@@ -104,6 +105,10 @@ class Coordinator:
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         known = {topic: SimpleNamespace(error=self.unknown.get(topic))} if topic else {}
         return SimpleNamespace(topics=known)
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        assert not asynchronous, "its answer would come out of poll()"
+        return offsets
 
     def consumer_group_metadata(self) -> int:
         return self.generation
@@ -252,7 +257,7 @@ class GroupOffsets:
 
     def starts(self, wanted: list[Any]) -> list[SlotStart]:
         self.asked += 1
-        self.starts_gate.wait(30)
+        self.starts_gate.wait(2 * lane_samples.PATIENCE)  # longer than who waits for it
         given = [None if self.has_commits else w.given for w in wanted]
         return [
             SlotStart(
@@ -266,7 +271,7 @@ class GroupOffsets:
         self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None
     ) -> None:
         self.begun += 1
-        self.commit_gate.wait(30)
+        self.commit_gate.wait(2 * lane_samples.PATIENCE)  # longer than who waits for it
         time.sleep(self.seconds)
         self.generations.append(metadata)
         if load is not None:
@@ -384,7 +389,7 @@ class World:
             membership.callbacks.on_lost = lambda parts: self._tell("lost", parts)
             self.engine.subscribing.subscribe([TOPIC])
 
-        self.engine.ask(subscribe).result(10)
+        self.engine.ask(subscribe).result(lane_samples.PATIENCE)
         self.until(lambda: self.coordinator.topics, "the subscription")
 
     def _tell(self, name: str, parts: list[TopicPartition]) -> None:
@@ -407,25 +412,20 @@ class World:
     def polls(self, condition: Callable[[], Any], why: str) -> list[Message]:
         """Poll until a condition holds; return what came."""
         found: list[Message] = []
-        end = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < end, f"waited for {why}; {self.stats()}"
-            message = self.poll()
-            if message is not None:
-                found.append(message)
-            time.sleep(0.001)
+        self.until(condition, why, lambda: self._polls_into(found))
         return found
 
     def take(self, count: int) -> list[Message]:
         """Poll until so many records came; the last of them is being worked on then."""
         found: list[Message] = []
-        end = time.monotonic() + 20
-        while len(found) < count:
-            assert time.monotonic() < end, f"waited for records; {self.stats()}"
-            message = self.poll()
-            if message is not None:
-                found.append(message)
+        self.until(lambda: len(found) >= count, "records", lambda: self._polls_into(found))
         return found
+
+    def _polls_into(self, found: list[Message]) -> bool:
+        message = self.poll()
+        if message is not None:
+            found.append(message)
+        return message is not None
 
     def fetch(self) -> bool:
         """Have records read, though the application has not asked for more; tell whether some wait."""
@@ -436,12 +436,15 @@ class World:
         """Have records read until a condition holds."""
         self.until(lambda: [self.fetch()] and condition(), why)
 
-    def until(self, condition: Callable[[], Any], why: str) -> None:
-        """Wait, without polling, until a condition holds."""
-        end = time.monotonic() + 20
+    def until(
+        self, condition: Callable[[], Any], why: str, meanwhile: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until a condition holds; pause only where ``meanwhile`` finds nothing to do."""
+        end = time.monotonic() + lane_samples.PATIENCE
         while not condition():
             assert time.monotonic() < end, f"waited for {why}; {self.stats()}"
-            time.sleep(0.001)
+            if not meanwhile():
+                time.sleep(0.001)
 
     @property
     def state(self) -> State:
@@ -452,13 +455,13 @@ class World:
         return self.engine.counts()[name]
 
     def stats(self) -> Any:
-        return self.engine.ask(self.engine.statistics).result(10)
+        return self.engine.ask(self.engine.statistics).result(lane_samples.PATIENCE)
 
     def close(self) -> None:
         """Close as an application does."""
         self.buffer.wait(0)
         self.engine.close()
-        end = time.monotonic() + 20
+        end = time.monotonic() + lane_samples.PATIENCE
         while not self.engine.ended(0.005):
             assert time.monotonic() < end, "the engine did not end"
             self.events.serve()

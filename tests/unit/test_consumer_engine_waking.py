@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.clock import Deadline, monotonic
+from kpsplit.clock import monotonic
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.group.ownership import AGAIN_SECONDS, LOOKS
 from kpsplit.consumer.run.handlers import synchronous
@@ -24,15 +26,55 @@ from kpsplit.splitter.group_slots import Mode, Subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import SLOTS, TOPIC, World, record, slot
-from tests.unit.lane_samples import keys_in
+from tests.unit.lane_samples import PATIENCE, keys_in
 
-PATIENCE = 60.0
 OTHER_KEY = keys_in(slot(1).range, 1)[0]
+SESSION_SECONDS = 2.0
+"""The least time in which the member's session can end."""
+STEP_SECONDS = SESSION_SECONDS / 8
+"""Time that passes at once: less than a sleep is."""
+
+
+class SkippingClock:
+    """The system's clock for all of kpsplit, and what a test has let pass at once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._skipped = 0.0
+        for name, module in list(sys.modules.items()):
+            if name.startswith("kpsplit.") and vars(module).get("monotonic") is monotonic:
+                patch.setattr(module, "monotonic", self.now)
+
+    def now(self) -> float:
+        return monotonic() + self._skipped
+
+    def skip(self, seconds: float) -> None:
+        self._skipped += max(0.0, seconds)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with World(session_timeout_ms=6000, heartbeat_interval_ms=4000) as one:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SkippingClock:
+    return SkippingClock(monkeypatch)
+
+
+class Sleeper(World):
+    """A member whose time a test lets pass."""
+
+    def __init__(self, clock: SkippingClock, **settings: object) -> None:
+        self.clock = clock
+        super().__init__(**settings)
+
+    def passes(self, seconds: float) -> None:
+        """So much time passes in which the engine turns and the application polls."""
+        for _ in range(ceil(seconds / STEP_SECONDS)):
+            self.clock.skip(STEP_SECONDS)
+            for _ in range(2):  # the second request is served in a turn that began after the step
+                self.engine.ask(lambda: None).result(PATIENCE)
+            self.poll()
+
+
+@pytest.fixture
+def world(clock: SkippingClock) -> Iterator[Sleeper]:
+    with Sleeper(clock, session_timeout_ms=6000, heartbeat_interval_ms=4000) as one:
         one.subscribe()
         one.coordinator.give(0, 1)
         one.polls(lambda: one.state is State.STABLE and len(one.reader.owned) == 2, "slots")
@@ -40,18 +82,23 @@ def world() -> Iterator[World]:
 
 
 @contextmanager
-def asleep(world: World) -> Iterator[None]:
-    """The engine does not turn, for longer than a member may sleep."""
-    over = threading.Event()
-    world.engine.ask(lambda: over.wait(PATIENCE))
-    deadline = Deadline(PATIENCE)
-    while monotonic() <= world.engine.ownership_guard.until:
-        deadline.check("the latest turn to be too long ago")
-        deadline.pause(0.01)
+def sleeping(world: World) -> Iterator[None]:
+    """The engine does not turn."""
+    begun, over = threading.Event(), threading.Event()
+    world.engine.ask(lambda: [begun.set(), over.wait(PATIENCE)])
+    assert begun.wait(PATIENCE)
     try:
         yield
     finally:
         over.set()
+
+
+@contextmanager
+def asleep(world: Sleeper) -> Iterator[None]:
+    """The engine does not turn, for longer than a member may sleep."""
+    with sleeping(world):
+        world.clock.skip(world.engine.ownership_guard.until + 0.01 - world.clock.now())
+        yield
 
 
 def buffered(world: World, *messages: Message) -> None:
@@ -81,7 +128,7 @@ def held(world: World) -> bool:
 
 
 def test_while_the_engine_sleeps_and_until_the_coordinator_has_answered_nothing_is_handed_out(
-    world: World,
+    world: Sleeper,
 ) -> None:
     answered = threading.Event()
     truth = world.coordinator.members
@@ -104,7 +151,7 @@ def test_while_the_engine_sleeps_and_until_the_coordinator_has_answered_nothing_
     assert [name for name, _ in world.told] == ["assign"]
 
 
-def test_an_application_that_waits_is_woken_by_the_confirmation(world: World) -> None:
+def test_an_application_that_waits_is_woken_by_the_confirmation(world: Sleeper) -> None:
     buffered(world, record(0))
     woken: list[bool] = []
     with asleep(world):
@@ -119,7 +166,7 @@ def test_an_application_that_waits_is_woken_by_the_confirmation(world: World) ->
 
 
 def test_woken_without_its_slots_a_member_drops_what_it_had_buffered_and_tells_of_the_loss(
-    world: World,
+    world: Sleeper,
 ) -> None:
     buffered(world, record(0), of_other_slot(1))
     world.group_offsets.members = told(other=0, third=1)
@@ -137,7 +184,7 @@ def test_woken_without_its_slots_a_member_drops_what_it_had_buffered_and_tells_o
     assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
 
 
-def test_slots_that_stay_are_handed_out_when_others_were_lost(world: World) -> None:
+def test_slots_that_stay_are_handed_out_when_others_were_lost(world: Sleeper) -> None:
     buffered(world, record(0), of_other_slot(1), record(2))
     world.group_offsets.members = told(other=0, me=1)
     with asleep(world):
@@ -148,7 +195,7 @@ def test_slots_that_stay_are_handed_out_when_others_were_lost(world: World) -> N
 
 
 def test_slots_that_were_named_for_another_by_a_stale_coordinator_are_read_again_from_the_log(
-    world: World,
+    world: Sleeper,
 ) -> None:
     """A broker that coordinated the group, was frozen until it was deposed, and wakes up."""
     buffered(world, record(0), of_other_slot(1))
@@ -167,37 +214,39 @@ def test_slots_that_were_named_for_another_by_a_stale_coordinator_are_read_again
 
 
 def test_where_neither_the_client_nor_the_coordinator_says_more_of_such_slots_the_group_is_left(
-    world: World,
+    world: Sleeper,
 ) -> None:
     world.group_offsets.members = told(other=0, me=1)
     with asleep(world):
         assert world.poll() is None
     world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the answer")
+    world.passes(SESSION_SECONDS)
     world.polls(lambda: ("lost", [0]) in world.told, "the session to end")
     assert world.count("left_group") == 1
     assert world.count("slots_lost") == 2
 
 
 def test_a_slot_that_is_named_for_another_by_the_way_is_asked_about_again_a_while_later(
-    world: World,
+    world: Sleeper,
 ) -> None:
     times: list[float] = []
 
     def members() -> Members:
-        times.append(monotonic())
+        times.append(world.clock.now())
         return told(other=0, me=1)()
 
     world.group_offsets.members = members
+    world.passes(SESSION_SECONDS / LOOKS + AGAIN_SECONDS)
     world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the answer")
     assert times[1] - times[0] >= AGAIN_SECONDS
 
 
-def test_the_coordinator_is_asked_while_commits_and_starts_wait_for_other_brokers(world: World) -> None:
+def test_the_coordinator_is_asked_while_commits_and_starts_wait_for_other_brokers(world: Sleeper) -> None:
     """Its silence would put every slot in doubt."""
     asked: list[float] = []
 
     def members() -> Members:
-        asked.append(monotonic())
+        asked.append(world.clock.now())
         return world.coordinator.members()
 
     world.group_offsets.starts_gate.clear()
@@ -205,12 +254,14 @@ def test_the_coordinator_is_asked_while_commits_and_starts_wait_for_other_broker
     world.coordinator.give(2)
     world.polls(lambda: world.group_offsets.asked > looks, "the question for the start of the new slot")
     world.group_offsets.members = members
-    world.polls(lambda: len(asked) > 2 * LOOKS, "questions for longer than a session")
+    for number in range(2 * LOOKS):
+        world.passes(SESSION_SECONDS / LOOKS)
+        world.polls(lambda so_many=number: len(asked) > so_many, "questions for longer than a session")
     assert not world.group_offsets.starts_gate.is_set()
 
 
 def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistics_say_why(
-    world: World,
+    world: Sleeper,
 ) -> None:
     buffered(world, record(0))
     world.group_offsets.members = no_answer
@@ -224,7 +275,7 @@ def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistic
 
 
 def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot_be_asked(
-    world: World,
+    world: Sleeper,
 ) -> None:
     buffered(world, record(0))
     world.group_offsets.members = no_answer
@@ -237,7 +288,7 @@ def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot
     assert [m.value() for m in world.take(1)] == [b"1"]
 
 
-def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -> None:
+def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: Sleeper) -> None:
     buffered(world, record(0))
     world.group_offsets.members = no_answer
     with asleep(world):
@@ -246,7 +297,7 @@ def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -
     assert held(world)
 
 
-def test_a_revocation_during_the_wait_hands_over_as_ever(world: World) -> None:
+def test_a_revocation_during_the_wait_hands_over_as_ever(world: Sleeper) -> None:
     world.reader.write(record(0), record(1))
     world.take(1)
     world.group_offsets.members = no_answer
@@ -258,7 +309,7 @@ def test_a_revocation_during_the_wait_hands_over_as_ever(world: World) -> None:
 
 
 def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_give_to_others(
-    world: World,
+    world: Sleeper,
 ) -> None:
     mine = by_hand(Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS), 0)
     world.engine.ask(lambda: world.engine.membership.hold([mine])).result(PATIENCE)
@@ -271,17 +322,15 @@ def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_
     assert [h.slot for h in world.slots] == [mine.slot]
 
 
-def test_partitions_assigned_by_hand_are_handed_out_whatever_the_engine_does() -> None:
+def test_partitions_assigned_by_hand_are_handed_out_whatever_the_engine_does(clock: SkippingClock) -> None:
     with World(session_timeout_ms=3000, heartbeat_interval_ms=2500) as world:
         known = Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS)
         world.engine.ask(lambda: world.engine.membership.hold([by_hand(known, 0)])).result(PATIENCE)
         world.polls(lambda: world.reader.owned, "the partition")
         buffered(world, record(0))
-        over = threading.Event()
-        world.engine.ask(lambda: over.wait(PATIENCE))
-        Deadline(PATIENCE).pause(1.0)  # so long it sleeps
-        assert world.poll()
-        over.set()
+        with sleeping(world):
+            clock.skip(1.0)  # so long it sleeps
+            assert world.poll()
         assert not held(world)
         assert world.count("held_after_sleep") == 0
 
@@ -309,7 +358,7 @@ class Lanes:
         return self._world.engine.ask(lambda: attach(self._world.engine, to)).result(PATIENCE)
 
 
-def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: World) -> None:
+def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: Sleeper) -> None:
     with Lanes(world) as lanes:
         buffered(world, record(0), of_other_slot(1))
         world.group_offsets.members = no_answer
@@ -321,7 +370,7 @@ def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world:
         world.until(lambda: sorted(lanes.seen) == [b"0", b"1"], "the workers to go on")
 
 
-def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: World) -> None:
+def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: Sleeper) -> None:
     with Lanes(world) as lanes:
         buffered(world, record(0), of_other_slot(1))
         world.group_offsets.members = told(other=0, me=1)
@@ -334,7 +383,7 @@ def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: World) ->
         assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
 
 
-def test_a_sink_that_takes_over_behind_a_sleep_hands_out_nothing_either(world: World) -> None:
+def test_a_sink_that_takes_over_behind_a_sleep_hands_out_nothing_either(world: Sleeper) -> None:
     world.group_offsets.members = no_answer
     with asleep(world):
         pass
