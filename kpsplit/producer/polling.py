@@ -85,7 +85,7 @@ class Polling:
         return served + self._run_queued()
 
     def at_once(self, call: Callable[[float], int], general: Callable[[float], int]) -> Callable[..., int]:
-        """Return poll() for the common case: it must not wait, no callback is queued, and nobody waits to poll.
+        """Return poll() for the common case: it must not wait, no callback or thread waits.
 
         ``call`` is librdkafka's poll(); everything else goes to ``general``.
         """

@@ -27,7 +27,6 @@ from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.finality import Final, SegmentWriter
 from kpsplit.producer.locks import Busy, QuickLock, holds_lock, refuse_reentry
 from kpsplit.producer.messages import (
-    Callback,
     PendingRecord,
     Send,
     Unrouted,
