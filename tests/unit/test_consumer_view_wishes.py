@@ -44,9 +44,7 @@ class Scene:
     def _ask(self) -> Any:
         asked = self.now
         self.asked.append(asked)
-        return SimpleNamespace(
-            asked=asked, done=lambda: self.now >= asked + self.answer_seconds, result=dict
-        )
+        return SimpleNamespace(asked=asked, done=lambda: self.now >= asked + self.answer_seconds, result=dict)
 
     def turn(self, turns: int = 1) -> None:
         for _ in range(turns):
