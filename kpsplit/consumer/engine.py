@@ -115,7 +115,7 @@ class Engine(threading.Thread):
         self.reading = Reading(settings, self.reader, slots, events)
         self.committer = Committer(settings, slots, group, executor, events)
         self.membership = Membership(settings, slots, group, self.committer, events, self)
-        self.initializer = SlotInitializer(slots, executor, events, self.membership.callbacks)
+        self.initializer = SlotInitializer(slots, group, executor, events, self.membership.callbacks)
         topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
         self.subscribing = Subscribing(settings, self.membership, slots, topics, events)
         self.enrolment_guard = EnrolmentGuard(slots, self.committer)

@@ -55,6 +55,7 @@ class ConsumerSession:
         self._events, self._buffer = events, buffer
         group_offsets = GroupOffsets(connection, query_client, settings.group, settings.reset)
         self.executor = BrokerExecutor("kpsplit-brokers", group_offsets)
+        self.executor.run(lambda: query_client.client)  # it connects while the control topic is read
         self.questions = OffsetQueries(group_offsets, query_client)
         reader = SlotReader(
             connection,

@@ -146,7 +146,7 @@ class OperatorProducer:
         Raises:
             FencedError: a newer holder has the id. UnknownOutcomeError: read back what became of it.
         """
-        producer, offsets = self._producer, list[int]()
+        producer, offsets, began = self._producer, list[int](), monotonic()
         if producer is None:
             raise InvariantError(f"could not {what}: it is not claimed")
         try:
@@ -157,7 +157,7 @@ class OperatorProducer:
             producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
             self.discard()
-            translated = _refused(error_of(exception), what, writing=True)
+            translated = _refused(error_of(exception), what, monotonic() - began)
             if isinstance(translated, FencedError | UnknownOutcomeError | AuthorizationError):
                 raise translated from exception
             raise UnknownOutcomeError(translated.message) from exception
@@ -407,11 +407,19 @@ class EnrolmentLog(FencedLog):
         self._tail.read_to({_ENROLMENTS: end}, deadline)
 
 
-def _refused(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
-    """Return kpsplit's error for one of the holder's producer, whose id only operators take."""
-    if error is not None and error.code() in FENCED:
-        return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
-    return translate(error, what, writing=writing)
+def _refused(error: KafkaError | None, what: str, written_for: float | None = None) -> KpsplitError:
+    """Return kpsplit's error for one of the holder's producer, whose id only operators take.
+
+    ``written_for``: since when a transaction is open, in seconds. Brokers end one that takes too long, and
+    refuse it then with the same error.
+    """
+    if error is None or error.code() not in FENCED:
+        return translate(error, what, writing=written_for is not None)
+    why, hint = "another operator took over", "look at: kpsplit status"
+    if written_for is not None and written_for >= TRANSACTION_TIMEOUT_MS / 1000:
+        why += f", or the brokers ended the transaction, which took {written_for:.0f} s"
+        hint += "; if no other operator is at work, run the same command again"
+    return FencedError(f"could not {what}: {why}", hint=hint)
 
 
 def _kept(offsets: list[int]) -> Callable[[object, Message], None]:

@@ -106,11 +106,17 @@ class Members:
 
 
 def describe_members(
-    admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS, *, kept: bool = False
+    admin: ClusterAdmin,
+    group: str,
+    seconds: float = ANSWER_SECONDS,
+    *,
+    kept: bool = False,
+    me: str | None = None,
 ) -> Members:
     """Return the members of a group; none if there is no such group.
 
-    ``kept``: ask a classic group also for what its members had when they joined.
+    ``kept``: ask a classic group also for what its members had when they joined. ``me``: the member that
+    asks. A group of it alone is not asked: it knows what it has, and the question takes a large library.
     """
     limit = Deadline(seconds)
     found = at_rest(lambda: _described(admin, group, limit), limit)
@@ -124,7 +130,8 @@ def describe_members(
     active = found.state not in WITHOUT_MEMBERS
     members = Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
     cooperates = found.type is not ConsumerGroupType.CONSUMER and found.partition_assignor not in _EAGER
-    if kept and active and members.settled and cooperates:
+    alone = [m.member_id for m in found.members] == [me]
+    if kept and active and members.settled and cooperates and not alone:
         return at_rest(lambda: _classic_members(admin, group, max(PAUSE, limit.left()), members), limit)
     return members
 

@@ -42,10 +42,10 @@ from kpsplit.errors import FencedError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
-from kpsplit.splitter.steps import Fit
 
-if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
-    from kpsplit.clock import Deadline
+if TYPE_CHECKING:
+    from kpsplit.clock import Deadline  # it is handed its deadlines and makes none: the core has no clock
+    from kpsplit.splitter.steps import Fit  # every producer imports this module, and plans no operation
 
 TURN_SECONDS = 15.0
 """The first turn. A claim and its first record take some 50 ms, on brokers that are overloaded 3 to 15 s."""
