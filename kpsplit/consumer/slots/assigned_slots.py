@@ -180,7 +180,12 @@ class AssignedSlots:
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
         if self.auto_store:
-            return self.settled(assigned, self.sink.cursor(assigned.slot))
+            cursors = self.sink.cursor(assigned.slot)
+            if assigned.ahead is not None and assigned.ahead.caught_up(
+                cursors, self.lineage(assigned.parent)
+            ):
+                assigned.ahead = None  # from now on the cursors themselves say it all
+            return self.settled(assigned, cursors)
         return assigned.committed if assigned.stored is None else assigned.stored
 
     def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
@@ -188,8 +193,6 @@ class AssignedSlots:
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
         if ahead is None:
             return tuple(c.settled(lineage) for c in cursors)
-        if ahead.caught_up(cursors, lineage):
-            assigned.ahead = None  # from now on the cursors themselves say it all
         return tuple(ahead.furthest(cursors, lineage))
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
