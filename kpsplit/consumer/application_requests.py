@@ -348,7 +348,8 @@ class ApplicationRequests:
 
         A program that does so is asked for each further slot of these partitions.
         """
-        found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in names]
+        wanted = set(map(tuple, names))  # a name may come out of JSON, as a list
+        found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in wanted]
         self._begin_by(bookmarks, found)
         self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from kpsplit.consumer.group.membership import State
-from kpsplit.consumer.slots.assigned import SlotStage, by_bookmarks, slot_by_hand
+from kpsplit.consumer.run.runner import _take_back_outputs
+from kpsplit.consumer.slots.assigned import SlotStage, SlotStart, by_bookmarks, slot_by_hand
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.group_slots import Mode, Subscribed
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
-from tests.unit.engine_world import PARENT, SLOTS, TOPIC, World, record, slot
+from tests.unit.engine_world import KEYS, PARENT, SLOTS, TOPIC, World, record, slot
 from tests.unit.samples import life
 
 FIRST, SECOND = WHOLE.split_evenly(2)
@@ -72,6 +76,12 @@ def test_a_bookmark_that_was_damaged_is_refused(before: str, after: str) -> None
     assert before in text
     with pytest.raises(RecordError, match="bookmark"):
         decode_bookmark(text.replace(before, after, 1))
+
+
+@pytest.mark.parametrize("stored", [None, b"{}", 5])
+def test_what_a_store_returns_that_is_no_text_is_refused_as_no_bookmark(stored: Any) -> None:
+    with pytest.raises(RecordError, match="a bookmark is a text, not"):
+        decode_bookmark(stored)
 
 
 def test_a_bookmark_of_a_newer_version_is_refused_as_such() -> None:
@@ -200,3 +210,72 @@ def test_bookmarks_of_a_topic_that_was_made_again_are_refused_and_those_ahead_of
         calls.known([bookmark(at(WHOLE, 3), topic_id="other")])
     world.metadata.ready = False
     assert not calls.known()
+
+
+@pytest.mark.parametrize("look", [False, True], ids=["unseen", "seen"])
+def test_to_look_at_the_slots_changes_nothing_of_what_is_committed(world: World, look: bool) -> None:
+    part, rest = slot(0).range.split_evenly(2)
+    found = SlotStart((at(part, 0), at(rest, 5)), committed=False)
+    world.group_offsets.starts = lambda wanted: [found for _ in wanted]  # type: ignore[assignment]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    keys = [key for key in KEYS if key_hash(key) in part]
+    world.reader.write(
+        *(Message(topic=TOPIC, partition=0, offset=n, key=keys[n % len(keys)], value=b"") for n in range(6))
+    )
+    world.take(6)
+    world.buffer._last[0] = 6  # as after consume(6): the application works on all of them
+    if look:
+        mark = world.buffer.mark()
+        world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+    world.engine.ask(lambda: world.engine.committer.ask(world.slots.changed(list(world.slots)))).result(10)
+    world.polls(lambda: world.group_offsets.commits, "the commit")
+    assert world.group_offsets.commits == [{part: 0, rest: 5}]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_second_subscription_goes_on_asking_for_the_bookmarks_of_slots_that_arrive(
+    world: World, kind: type[Any]
+) -> None:
+    calls = world.calls
+    owner = type("Owner", (), {})()
+    asked: list[list[int]] = []
+
+    def give(_owner: Any, _partitions: Any) -> None:
+        mark = world.buffer.mark()
+        slots = world.engine.ask(lambda: calls.slots(mark)).result(10)
+        asked.append([one.index for one in slots])
+        saved = [bookmark(at(slot(index).range, 6)) for index in range(SLOTS)]
+        names: Any = [kind((one.topic, one.partition, one.index)) for one in slots]
+        world.engine.ask(lambda: calls.start_slots(names, saved)).result(10)
+
+    def subscribe() -> None:
+        world.engine.membership.callbacks.use(owner, give, None, None)
+        world.engine.subscribing.subscribe([TOPIC])
+
+    world.engine.ask(subscribe).result(10)
+    world.until(lambda: world.coordinator.topics, "the subscription")
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the first slot")
+    world.engine.ask(subscribe).result(10)
+    world.coordinator.give(1)
+    world.polls(lambda: slot(1) in world.reader.owned, "the second slot")
+    assert asked == [[0], [0, 1]]
+    assert [world.reader.owned[slot(index)].positions for index in (0, 1)] == [{0: 6}, {0: 6}]
+
+
+def test_outputs_that_were_not_committed_take_a_slot_back_to_its_bookmark_and_not_before(
+    world: World,
+) -> None:
+    part, rest = slot(0).range.split_evenly(2)
+    found = SlotStart((at(slot(0).range, 4),), committed=True)
+    world.group_offsets.starts = lambda wanted: [found for _ in wanted]  # type: ignore[assignment]
+    saved = [bookmark(at(part, 9))]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], saved)).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    participant: Any = SimpleNamespace(keeps=lambda _: True)
+    world.engine.committer.participant = participant
+    world.engine.ask(lambda: _take_back_outputs(world.engine)).result(10)
+    world.engine.committer.participant = None
+    world.polls(lambda: world.reader.owned, "the slot again")
+    assert world.slots[slot(0)].begun_at == (at(part, 9), at(rest, 4))

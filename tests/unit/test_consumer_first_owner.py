@@ -53,7 +53,8 @@ class Asked(GroupOffsets):
         self.asked: list[str] = []
         self._answer = members
         self._fold = CommitFold()
-        self._tail = SimpleNamespace(fold=self._fold, poll=lambda _: None)  # type: ignore[assignment]
+        tail = SimpleNamespace(fold=self._fold, poll=lambda _: None, follow=lambda _: None)
+        self._tail = tail  # type: ignore[assignment]
         self._writer = SimpleNamespace(open=lambda _: None)  # type: ignore[assignment]
         for offset, range_ in enumerate(committed):
             record = RangeCommit("g", PARENT, range_, {0: Position(3, None)}, "m", 1)

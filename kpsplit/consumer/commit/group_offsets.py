@@ -381,6 +381,8 @@ class GroupOffsets:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
+        # Not followed yet where slots began at bookmarks, without a look into the log.
+        self._open().follow(offsets_partition(p.parent, self._partitions) for p in processed)
         return writes(processed, member, self._read_on().fold, self._gone)
 
     def _missing(self, subtopics: Collection[str]) -> frozenset[str]:

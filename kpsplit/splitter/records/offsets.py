@@ -299,6 +299,8 @@ def read_commit(key: CommitKey, data: bytes) -> RangeCommit | NewerCommit:
 
 def decode_bookmark(text: str) -> Bookmark:
     """Raise RecordError if malformed, FutureVersionError if a newer kpsplit made it."""
+    if not isinstance(text, str):
+        raise RecordError(f"a bookmark is a text, not {type(text).__name__}")
     fields = decode(text.encode(errors="replace"), "bookmark", VERSION)
     parent, topic_id = place_field(fields), fields.text("topic_id", 100)
     cursors = fields.objects("pieces", _piece)
