@@ -57,6 +57,9 @@ class Logs:
         self.headers: list[tuple[str, str | bytes | None]] = []
         self.refuses = False
         """The client refuses every change of its assignment."""
+        self.heard = True
+        """The client knows the high watermark from an answer to a fetch."""
+        self.unreadable: KpsplitError | None = None
         self._due: deque[Message] = deque()
 
     # a connection, a consumer
@@ -106,6 +109,10 @@ class Logs:
     def consume(self, count: int, seconds: float) -> list[Message]:
         return []
 
+    def get_watermark_offsets(self, part: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached, "a broker would be asked"
+        return (0, self.length) if self.heard else (-1001, -1001)
+
     def close(self) -> None: ...
 
     # Changelogs
@@ -114,6 +121,8 @@ class Logs:
         return LOG
 
     def facts(self, slots: Sequence[SlotId], deadline: Any, *, owned: bool) -> dict[SlotId, ChangelogFacts]:
+        if self.unreadable is not None:
+            raise self.unreadable
         written = owned and self.writes
         facts = ChangelogFacts("id", 0, self.length, 86_400_000, written)
         self.length += written

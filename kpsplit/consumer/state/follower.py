@@ -2,7 +2,7 @@
 
 It owns one consumer. While a slot is being restored the warm copies wait. A slot has one writer at a time:
 this thread until it is restored, then the thread that commits. Which member keeps a warm copy of which
-slot is pure and deterministic.
+slot is pure and deterministic, and so is when a member's copies are warm enough for it to join its group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -66,6 +66,42 @@ def _rank(member: str, slot: SlotId) -> bytes:
     return hashlib.blake2b(f"{member}\0{slot}".encode(), digest_size=8).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class JoinPolicy:
+    """When a member whose copies are to be warm joins its group; pure.
+
+    Args:
+        seconds: so long it waits at most; 0: not at all.
+        max_lag: so many changelog records a copy may lack.
+    """
+
+    seconds: float
+    max_lag: int
+
+    def reason(
+        self, others: Collection[SlotId] | None, lags: Mapping[SlotId, int | None], waited: float
+    ) -> str:
+        """Return why the member joins now; empty: it waits.
+
+        Args:
+            others: the slots that members go on with meanwhile; None: not known yet.
+            lags: what is followed, and what each copy lacks (None: not known yet). A slot that is not
+                followed has a changelog that cannot be read: waiting would not help.
+            waited: for so many seconds.
+        """
+        if others is not None and not others:
+            return "no other member goes on with slots of its topics"
+        if waited >= self.seconds:
+            return f"its copies are not warm after {waited:.1f} s"
+        if others is None:
+            return ""
+        lacking = (lags[slot] for slot in others if slot in lags)
+        return "its copies are warm" if all(self._is_small(lag) for lag in lacking) else ""
+
+    def _is_small(self, lag: int | None) -> bool:
+        return lag is not None and lag <= self.max_lag
+
+
 @dataclass(slots=True)
 class Copy:
     """A slot that is followed: restored for its owner, or kept warm. The follower's thread owns it.
@@ -79,6 +115,7 @@ class Copy:
         ends_written: at ``target`` stands a record of ours that only shows the end; it counts as read.
         position: every changelog record before it was read; ``waiting`` is not stored yet.
         at_end: the end of the log was seen since the marker was stored.
+        end: the high watermark that the client heard of last; None: of none yet.
     """
 
     slot: SlotId
@@ -90,6 +127,7 @@ class Copy:
     ends_written: bool = False
     position: int = field(init=False)
     at_end: bool = False
+    end: int | None = None
     waiting: dict[bytes, bytes | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +138,11 @@ class Copy:
     def restored(self) -> bool:
         """Return whether everything is here that was in the changelog when the slot was taken."""
         return self.position >= self.target
+
+    @property
+    def lag(self) -> int | None:
+        """Return how many records it lacks at most; None: not known yet."""
+        return None if self.end is None else max(0, self.target - self.position, self.end - self.position)
 
     def take(self, key: bytes, value: bytes | None, offset: int) -> None:
         self.waiting[key] = value
@@ -135,6 +178,7 @@ log = logging.getLogger(__name__)
 
 READ_SECONDS = 0.05
 IDLE_SECONDS = 0.5
+HEAR_SECONDS = 0.25
 RETRY_SECONDS = 0.5
 OPEN_SECONDS = 20.0
 BATCH = 1000
@@ -165,7 +209,7 @@ class Follower:
         self._opening: dict[SlotId, OwnedState | None] = {}
         self._open_at = 0.0
         self._copies: dict[Place, Copy] = {}
-        self._ends_at = 0.0
+        self._ends_at = self._hear_at = 0.0
         self._wake = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="kpsplit-state", daemon=True)
@@ -183,10 +227,17 @@ class Follower:
 
     def following(self) -> set[SlotId]:
         """Return the slots that are followed, or will be; not one that was given up because of an error."""
+        orders = list(self._orders)  # first: a slot goes from there to what is opened, and on to the copies
         found = {*list(self._opening), *(copy.slot for copy in list(self._copies.values()))}
-        for slot, _, wanted in list(self._orders):
+        for slot, _, wanted in orders:
             (found.add if wanted else found.discard)(slot)
         return found
+
+    def lags(self) -> dict[SlotId, int | None]:
+        """Return what is followed, and how many records each copy lacks; None: not known yet."""
+        lags: dict[SlotId, int | None] = dict.fromkeys(self.following())
+        copies = list(self._copies.values())
+        return {**lags, **{copy.slot: copy.lag for copy in copies if copy.slot in lags}}
 
     def warm(self) -> dict[SlotId, int]:
         """Return the warm copies that have reached the end of their changelog once, with their positions."""
@@ -224,11 +275,12 @@ class Follower:
     def _obey(self) -> None:
         self._wake.clear()
         while self._orders:
-            slot, owned, wanted = self._orders.popleft()
+            slot, owned, wanted = self._orders[0]
             self._opening.pop(slot, None)
             if wanted:
                 self._opening[slot] = owned
                 self._open_at = 0.0
+            self._orders.popleft()  # now that it is seen elsewhere: see ``following``
             self._drop(slot)  # last: if it raises, whoever waits for the slot hears of it
 
     def _open(self) -> None:
@@ -308,6 +360,21 @@ class Follower:
             for message in [first, *self._consumer.consume(BATCH - 1, 0)]:
                 self._take(message)
         self._store()
+        self._hear_ends()
+
+    def _hear_ends(self) -> None:
+        """Note the high watermarks of the latest answers to fetches of warm copies; no broker is asked.
+
+        In this thread: a client that is closed while another asks it something ends the process.
+        """
+        if monotonic() < self._hear_at:
+            return
+        self._hear_at = monotonic() + HEAR_SECONDS
+        for copy in self._copies.values():
+            if copy.owned is None:
+                with suppress(KafkaException):  # the client does not know the partition yet
+                    heard = self._consumer.get_watermark_offsets(TopicPartition(*copy.place), cached=True)
+                    copy.end = heard[1] if heard and heard[1] >= 0 else copy.end
 
     def _note_time(self) -> None:
         """Find out which warm copies to which nothing comes are complete still, while no owner waits.
@@ -356,8 +423,8 @@ class Follower:
         if error.code() == KafkaError._PARTITION_EOF:
             copy.saw_end(offset)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            self._drop(copy.slot)  # the log changed under us: look again where to begin
-            self._opening[copy.slot] = copy.owned
+            self._opening[copy.slot] = copy.owned  # the log changed under us: look again where to begin
+            self._drop(copy.slot)
         elif error.code() not in TRANSIENT_READS:
             self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
 
