@@ -135,6 +135,14 @@ def test_a_copy_that_cannot_be_read_is_not_waited_for_and_one_that_is_not_open_y
     assert store.stats()["last_error"] is not None
 
 
+def test_a_slot_that_was_assigned_by_hand_is_not_taken_from_its_owner(store: StateStore, logs: Logs) -> None:
+    logs.length = 3
+    store.taken([ONE])
+    eventually(lambda: store.ready(ONE), "the slot")
+    assert store.joins([ONE], 0)
+    assert not store._follower.following()
+
+
 def test_a_store_that_was_closed_says_so_to_a_member_that_waits(store: StateStore) -> None:
     follower = store._follower
     store.close()

@@ -323,16 +323,18 @@ class StateStore:
         It follows the slots of others until then: which of them it will get is not known. When it has joined,
         ``assigned`` leaves those that it keeps no copy of.
         """
-        wanted = None if others is None else frozenset(map(SlotId.of, others))
         with self._lock:
             if self._unusable is not None:
                 raise self._unusable
+            # One that was assigned by hand has its owner, and one writer.
+            wanted = None if others is None else frozenset(map(SlotId.of, others)) - self._owned.keys()
             for slot in (wanted or frozenset()) - self._warm:
                 self._follower.follow(slot, None)
             self._warm |= wanted or frozenset()
             reason = self._join_policy.reason(wanted, self._follower.lags(), waited)
         if reason:
-            log.info("kpsplit: this member joins its group: %s", reason)
+            level = logging.WARNING if waited >= self.warm_seconds else logging.INFO
+            log.log(level, "kpsplit: this member joins its group: %s", reason)
         return bool(reason)
 
     def assigned(self, members: Mapping[str, Iterable[OwnedSlot | SlotId]], me: str) -> None:
