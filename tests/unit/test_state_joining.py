@@ -290,3 +290,13 @@ def test_copies_are_kept_until_the_member_has_been_given_slots(waiting: Waiting)
     waiting.world.group_offsets.members = lambda: owned(instance="mine", me=[1])
     world.until(lambda: store.members, "the members")
     assert list(store.members) == ["mine"], "a static member has its name for good"
+
+
+def test_a_member_that_is_given_no_slots_leaves_the_copies_after_a_while(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kpsplit.consumer.group.ownership.PEERS_EVERY_SECONDS", 0.0)
+    waiting.store.may_join = True
+    waiting.subscribe()
+    waiting.world.until(lambda: waiting.store.members, "the members")
+    assert waiting.store.members == {"mine": [], "other": [ONE, TWO]}
