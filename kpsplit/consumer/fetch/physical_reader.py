@@ -198,7 +198,7 @@ class PhysicalReader:
                 hint="wait for it, or end it with kafka-transactions.sh",
             )
         return UnreachableError(
-            f"{self._source}: nothing arrived within {self._patience:.0f} s", hint="retry"
+            f"{self._source}: nothing arrived within {self._patience:g} s", hint="retry"
         )
 
 
