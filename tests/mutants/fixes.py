@@ -803,7 +803,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "take a copy of which nothing is known for warm",
-        "consumer.state.follower",
+        "consumer.state.slots",
         "lag is not None and lag <= self.max_lag",
         "lag is None or lag <= self.max_lag",
         "unit/test_state_joining.py",

@@ -12,8 +12,8 @@ import pytest
 
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.state import follower as module
-from kpsplit.consumer.state.follower import Copy, Follower, JoinPolicy
-from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.follower import Copy, Follower
+from kpsplit.consumer.state.slots import JoinPolicy, SlotId
 from kpsplit.consumer.state.storage import RestoreMarker
 from kpsplit.consumer.state.store import StateStore
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UsageError

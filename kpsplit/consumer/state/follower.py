@@ -2,7 +2,7 @@
 
 It owns one consumer. While a slot is being restored the warm copies wait. A slot has one writer at a time:
 this thread until it is restored, then the thread that commits. Which member keeps a warm copy of which
-slot is pure and deterministic, and so is when a member's copies are warm enough for it to join its group.
+slot is pure and deterministic.
 """
 
 from __future__ import annotations
@@ -64,42 +64,6 @@ def standbys(
 
 def _rank(member: str, slot: SlotId) -> bytes:
     return hashlib.blake2b(f"{member}\0{slot}".encode(), digest_size=8).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class JoinPolicy:
-    """When a member whose copies are to be warm joins its group; pure.
-
-    Args:
-        seconds: so long it waits at most; 0: not at all.
-        max_lag: so many changelog records a copy may lack.
-    """
-
-    seconds: float
-    max_lag: int
-
-    def reason(
-        self, others: Collection[SlotId] | None, lags: Mapping[SlotId, int | None], waited: float
-    ) -> str:
-        """Return why the member joins now; empty: it waits.
-
-        Args:
-            others: the slots that members go on with meanwhile; None: not known yet.
-            lags: what is followed, and what each copy lacks (None: not known yet). A slot that is not
-                followed has a changelog that cannot be read: waiting would not help.
-            waited: for so many seconds.
-        """
-        if others is not None and not others:
-            return "no other member goes on with slots of its topics"
-        if waited >= self.seconds:
-            return f"its copies are not warm after {waited:.1f} s"
-        if others is None:
-            return ""
-        lacking = (lags[slot] for slot in others if slot in lags)
-        return "its copies are warm" if all(self._is_small(lag) for lag in lacking) else ""
-
-    def _is_small(self, lag: int | None) -> bool:
-        return lag is not None and lag <= self.max_lag
 
 
 @dataclass(slots=True)
@@ -209,6 +173,7 @@ class Follower:
         self._opening: dict[SlotId, OwnedState | None] = {}
         self._open_at = 0.0
         self._copies: dict[Place, Copy] = {}
+        self._paused: set[Place] = set()
         self._ends_at = self._hear_at = 0.0
         self._wake = Event()
         self._stopping = Event()
@@ -274,6 +239,7 @@ class Follower:
 
     def _obey(self) -> None:
         self._wake.clear()
+        left = set()
         while self._orders:
             slot, owned, wanted = self._orders[0]
             self._opening.pop(slot, None)
@@ -281,7 +247,8 @@ class Follower:
                 self._opening[slot] = owned
                 self._open_at = 0.0
             self._orders.popleft()  # now that it is seen elsewhere: see ``following``
-            self._drop(slot)  # last: if it raises, whoever waits for the slot hears of it
+            left.add(slot)
+        self._drop(left)  # last: if it raises, whoever waits for the slots hears of it
 
     def _open(self) -> None:
         """Find out where the slots that are new begin; those that owners wait for first."""
@@ -303,9 +270,16 @@ class Follower:
         now = _now_ms()
         owned = any(self._opening[slot] is not None for slot in group)
         facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS), owned=owned)
-        for slot in group:
-            self._assign(self._begin(slot, self._opening[slot], facts[slot], now))
-            del self._opening[slot]  # after what may fail: the exception reaches what waits for the slot
+        begun = []
+        for slot in group:  # forgotten after what may fail: the exception reaches what waits for the slot
+            copy = self._begin(slot, self._opening[slot], facts[slot], now)
+            if self._is_whole(copy):
+                del self._opening[slot]
+            else:
+                begun.append(copy)
+        self._assign(begun)
+        for copy in begun:
+            del self._opening[copy.slot]
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
         stored = self._storage.marker(slot)
@@ -320,36 +294,43 @@ class Follower:
     def _place(self, slot: SlotId) -> Place:
         return self._changelogs.name(slot), slot.number
 
-    def _assign(self, copy: Copy) -> None:
-        owned = copy.owned
-        if owned is not None:
-            owned.position, owned.target = copy.position, copy.target
-            if copy.restored:
-                marker = copy.next_marker(copy.asked_ms)
-                self._storage.apply(copy.slot, {}, marker)
-                owned.marker = marker  # from here on it is the owner's to write
-                return
-        self._copies[copy.place] = copy
-        self._consumer.incremental_assign([TopicPartition(*copy.place, copy.position)])
-        self._let_owners_first()
+    def _is_whole(self, copy: Copy) -> bool:
+        """Return whether an owner has nothing to wait for: then it has the slot."""
+        if (owned := copy.owned) is None:
+            return False
+        owned.position, owned.target = copy.position, copy.target
+        if copy.restored:
+            marker = copy.next_marker(copy.asked_ms)
+            self._storage.apply(copy.slot, {}, marker)
+            owned.marker = marker  # from here on it is the owner's to write
+        return copy.restored
 
-    def _drop(self, slot: SlotId) -> None:
-        copy = self._copies.get(self._place(slot))
-        if copy is not None and copy.slot == slot:  # not one of another division of the topic
-            del self._copies[copy.place]
-            self._consumer.incremental_unassign([TopicPartition(*copy.place)])
-            if copy.owned is not None:
-                self._let_owners_first()
+    def _assign(self, copies: Collection[Copy]) -> None:
+        """Read slots, all with one call: the client answers each call when its other threads have acted."""
+        if copies:
+            self._copies |= {copy.place: copy for copy in copies}
+            self._consumer.incremental_assign([TopicPartition(*c.place, c.position) for c in copies])
+            self._let_owners_first()
+
+    def _drop(self, slots: Collection[SlotId]) -> None:
+        places = {self._place(slot) for slot in slots} & self._copies.keys()
+        gone = {place for place in places if self._copies[place].slot in slots}  # not another division's
+        if gone:
+            for place in gone:
+                del self._copies[place]
+            self._paused -= gone
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+            self._let_owners_first()
 
     def _let_owners_first(self) -> None:
         """Warm copies are not read while a slot is restored."""
-        warm = [TopicPartition(*c.place) for c in self._copies.values() if c.owned is None]
-        if not warm:
-            return
-        if any(c.owned is not None for c in self._copies.values()):
-            self._consumer.pause(warm)
-        else:
-            self._consumer.resume(warm)
+        waits = any(copy.owned is not None for copy in self._copies.values())
+        wanted = {c.place for c in self._copies.values() if c.owned is None} if waits else set()
+        if wanted - self._paused:
+            self._consumer.pause([TopicPartition(*place) for place in wanted - self._paused])
+        if self._paused - wanted:
+            self._consumer.resume([TopicPartition(*place) for place in self._paused - wanted])
+        self._paused = wanted
 
     def _read(self) -> None:
         if not self._copies:
@@ -363,11 +344,8 @@ class Follower:
         self._hear_ends()
 
     def _hear_ends(self) -> None:
-        """Note the high watermarks of the latest answers to fetches of warm copies; no broker is asked.
-
-        In this thread: a client that is closed while another asks it something ends the process.
-        """
-        if monotonic() < self._hear_at:
+        """Note the high watermarks in the latest answers to fetches of warm copies; no broker is asked."""
+        if monotonic() < self._hear_at:  # in this thread: to ask while another closes ends the process
             return
         self._hear_at = monotonic() + HEAR_SECONDS
         for copy in self._copies.values():
@@ -424,13 +402,14 @@ class Follower:
             copy.saw_end(offset)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._opening[copy.slot] = copy.owned  # the log changed under us: look again where to begin
-            self._drop(copy.slot)
+            self._drop([copy.slot])
         elif error.code() not in TRANSIENT_READS:
             self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
 
     def _store(self) -> None:
         now = _now_ms()
         unwritten: KpsplitError | None = None
+        done: list[tuple[Copy, OwnedState]] = []
         for copy in list(self._copies.values()):
             try:
                 self._write(copy, now)
@@ -443,8 +422,10 @@ class Follower:
             if copy.owned is not None:
                 copy.owned.position = copy.position
                 if copy.restored:
-                    self._drop(copy.slot)
-                    copy.owned.marker = copy.marker  # from here on it is the owner's to write
+                    done.append((copy, copy.owned))
+        self._drop([copy.slot for copy, _ in done])
+        for copy, owned in done:
+            owned.marker = copy.marker  # from here on it is the owner's to write
         if unwritten is not None:
             raise unwritten
 
@@ -455,7 +436,7 @@ class Follower:
             copy.marker, copy.waiting, copy.at_end = marker, {}, False
 
     def _give_up(self, copy: Copy, error: KpsplitError) -> None:
-        self._drop(copy.slot)
+        self._drop([copy.slot])
         self._fail(copy.owned, error)
 
     def _fail(self, owned: OwnedState | None, error: KpsplitError) -> None:
@@ -468,6 +449,7 @@ class Follower:
         waiting = [*self._opening.values(), *(copy.owned for copy in self._copies.values())]
         self._opening.clear()
         self._copies.clear()
+        self._paused.clear()
         for owned in waiting:
             self._fail(owned, error)
         with suppress(KafkaException):

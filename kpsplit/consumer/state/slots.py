@@ -12,7 +12,7 @@ which come from a thread that may wait.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -92,6 +92,40 @@ class SlotId:
             raise ValueError("not a slot's prefix")
         partition, slots, index = PLACE.unpack(data[2 + length :])
         return cls(data[2 : 2 + length].decode("ascii"), partition, index, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPolicy:
+    """When a member whose copies are to be warm joins its group; pure.
+
+    Args:
+        seconds: so long it waits at most; 0: not at all.
+        max_lag: so many changelog records a copy may lack.
+    """
+
+    seconds: float
+    max_lag: int
+
+    def reason(
+        self, others: Collection[SlotId] | None, lags: Mapping[SlotId, int | None], waited: float
+    ) -> str:
+        """Return why the member joins now; empty: it waits.
+
+        Args:
+            others: the slots that members go on with meanwhile; None: not known yet.
+            lags: what is followed, and what each copy lacks (None: not known yet). What is not followed
+                has a changelog that cannot be read: waiting would not help.
+            waited: for so many seconds.
+        """
+        if others is not None and not others:
+            return "no other member goes on with slots of its topics"
+        if waited >= self.seconds:
+            return f"its copies are not warm after {waited:.1f} s"
+        if others is None:
+            return ""
+        lacking = [lags[slot] for slot in others if slot in lags]
+        warm = all(lag is not None and lag <= self.max_lag for lag in lacking)
+        return "its copies are warm" if warm else ""
 
 
 class StateCommit(Protocol):

@@ -18,7 +18,7 @@ from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import place_of
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
-from kpsplit.consumer.state.follower import Follower, JoinPolicy, standbys
+from kpsplit.consumer.state.follower import Follower, standbys
 from kpsplit.consumer.state.slot_state import (
     BYTES,
     OwnedState,
@@ -28,7 +28,7 @@ from kpsplit.consumer.state.slot_state import (
     WorkAttempt,
     current_work,
 )
-from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.slots import JoinPolicy, SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
