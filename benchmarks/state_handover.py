@@ -30,6 +30,7 @@ from typing import Any
 
 import kpsplit
 from benchmarks.harness import PARTITIONS, SLOTS, VALUE, create_topics, enrol
+from kpsplit.demo.endpoints import die_with_parent
 from kpsplit.devcluster import DevCluster
 
 KINDS = {"none": "without state", "cold": "with state", "warm": "with state and warm_seconds"}
@@ -244,6 +245,7 @@ def main() -> int:
     if args.member is None:
         measure(args)
     else:
+        die_with_parent()
         member = Member(args.bootstrap, args.topic, args.group, args.member, args.warm_seconds)
         member.run(args.slots, args.fills)
     return 0
