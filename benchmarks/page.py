@@ -16,6 +16,21 @@ from math import ceil
 from statistics import median
 
 RECORD_BEGIN, RECORD_END = "<!-- recorded by make bench: ", " -->"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- written by make bench -->", "<!-- end of what make bench writes -->"
+SUMMARY = {
+    "stamped.500.shared": "records/s, producing to an enrolled topic, one callback for all",
+    "stamped.1.lambda": "the same, a `poll(0)` and a lambda for each record",
+    "untouched.500.shared": "records/s, producing to a topic that is not enrolled",
+    "pause.10.ratio": "writers' pause at a split or merge, 10 producers, to its bare round trips",
+    "read.poll.unsplit": "records/s, `poll()`, not split",
+    "read.consume.unsplit": "records/s, `consume(1000)`, not split",
+    "read.poll.split": "records/s, `poll()`, each partition split in four",
+    "handover": "time of a hand-over to a member that joins",
+    "commit": "time of a range commit, to a transaction with offsets",
+    "verify.count": "records/s, `kpsplit verify`, to a plain count in Spark",
+    "start.consumer": "time to a consumer's first record",
+}
+"""The rows that README shows, each with what it says there."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Section:
     """Rows that one script measures in the same way.
 
     ``script``: the module of this folder. ``method``: how it is measured. ``peer``: what it is compared with,
-    and the settings of that.
+    and the settings of that. ``cost``: where the time goes, and what was tried.
     """
 
     title: str
@@ -56,6 +71,7 @@ class Section:
     method: str
     peer: str
     rows: tuple[Row, ...]
+    cost: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class Record:
 
     def encode(self) -> str:
         """Return the record as one line of JSON that an HTML comment can hold."""
-        return json.dumps(asdict(self), sort_keys=True).replace("-->", "--\\u003e")
+        return json.dumps(asdict(self)).replace("-->", "--\\u003e")
 
     @classmethod
     def decode(cls, line: str) -> Record:
@@ -347,6 +363,25 @@ def render(record: Record) -> str:
     return "\n".join(parts) + f"\n{RECORD_BEGIN}{record.encode()}{RECORD_END}\n"
 
 
+def with_summary(readme: str, record: Record) -> str:
+    """Return a text with the headline rows of a record between its two marks."""
+    before, begin, rest = readme.partition(SUMMARY_BEGIN)
+    _, end, after = rest.partition(SUMMARY_END)
+    lines = [
+        "\n",
+        "| kpsplit to the plain client or job | measured | aim |",
+        "|---|---|---|",
+        *(
+            f"| {SUMMARY[row.name]} | {spread(row, found.wall if found else ())} | {row.goal()} |"
+            for _, row in rows()
+            if row.name in SUMMARY
+            for found in [record.rows.get(row.name)]
+        ),
+        "\n",
+    ]
+    return before + begin + "\n".join(lines) + end + after
+
+
 def recorded_in(page: str) -> Record:
     """Return the record that a page was made of.
 
@@ -404,7 +439,11 @@ def _section(section: Section, record: Record) -> str:
     ]
     if section.script in record.failed:
         notes.append(f"* The script failed: {record.failed[section.script]}")
-    return "\n".join([*lines, *notes, ""] if notes else lines)
+    if notes:
+        lines += [*notes, ""]
+    if section.cost:
+        lines += [f"Where the time goes: {section.cost}", ""]
+    return "\n".join(lines)
 
 
 def _line(row: Row, found: Values | None) -> str:
