@@ -284,6 +284,9 @@ NOT_MEASURED = (
     "processors, so there is no such limit.",
     "10,000 registrations: they take longer than the whole table; `make bench BENCH=dead_producers` measures"
     " them alone.",
+    "How long a key waits whose slot moves with its state: to fill 1 GB takes minutes. "
+    "`make bench BENCH=state_handover` measures it, with and without "
+    "[warm copies](state.md#warm-before-the-hand-over).",
 )
 
 HEAD = """\

@@ -63,6 +63,13 @@ class Owner:
     member: str
     client_id: str
     host: str
+    instance: str = ""
+    """Its ``group.instance.id``; empty: it has none, or it was not asked for."""
+
+    @property
+    def name(self) -> str:
+        """The name that outlives a restart, where the member has one."""
+        return self.instance or self.member
 
     def __str__(self) -> str:
         """Return client id, begin of the member id, host: so members without a client id differ."""
@@ -106,12 +113,7 @@ class Members:
 
 
 def describe_members(
-    admin: ClusterAdmin,
-    group: str,
-    seconds: float = ANSWER_SECONDS,
-    *,
-    kept: bool = False,
-    me: str | None = None,
+    admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS, *, kept: bool = False, me: str = ""
 ) -> Members:
     """Return the members of a group; none if there is no such group.
 
@@ -123,7 +125,9 @@ def describe_members(
     if found is None:
         return Members(False, True, {})
     assigned = {
-        PhysicalPartition(place.topic, place.partition): Owner(m.member_id, m.client_id, m.host.lstrip("/"))
+        PhysicalPartition(place.topic, place.partition): Owner(
+            m.member_id, m.client_id, m.host.lstrip("/"), m.group_instance_id or ""
+        )
         for m in found.members
         for place in (m.assignment.topic_partitions if m.assignment else ())
     }

@@ -82,7 +82,9 @@ class Classic:
     ) -> None:
         answer: Future[Any] = Future()
         given = SimpleNamespace(topic_partitions=[TopicPartition(SLOT.topic, SLOT.partition)])
-        member = SimpleNamespace(member_id="other", client_id="", host="/", assignment=given)
+        member = SimpleNamespace(
+            member_id="other", client_id="", host="/", assignment=given, group_instance_id=None
+        )
         stable, classic = ConsumerGroupState.STABLE, ConsumerGroupType.CLASSIC
         answer.set_result(
             SimpleNamespace(state=stable, type=classic, members=[member], partition_assignor=assignor)

@@ -375,13 +375,12 @@ class GroupOffsets:
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS, kept=True, me=me)
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS, kept=True, me=me or "")
 
     def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
-        """Return what commits enrolled partitions, by what the log has of other members now."""
+        """Return what commits enrolled partitions, by what the log, which is followed, has of others now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
-        # Not followed yet where slots began at bookmarks, without a look into the log.
         self._open().follow(offsets_partition(p.parent, self._partitions) for p in processed)
         return writes(processed, member, self._read_on().fold, self._gone)
 
