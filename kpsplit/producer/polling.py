@@ -70,7 +70,7 @@ class Polling:
             sleep(LET_PASS_SECONDS)  # or this thread had the lock again before one that waits is scheduled
         ours, lock = False, self._state.poll_lock
         try:
-            if seconds > 0 and lock.taken():
+            if seconds > 0:  # also where the lock is free: another thread may take it first, again and again
                 self._waiting.add(get_ident())
             with lock.within(seconds):
                 ours = True

@@ -10,6 +10,7 @@ BROKEN_LINES = "unit/test_consumer_broken_lines.py"
 TRIED_AGAIN = "unit/test_consumer_tried_again.py::"
 STARTS = "unit/test_consumer_ledger_starts.py::"
 REGISTRATIONS = "unit/test_registrations.py"
+POLLING = "unit/test_producer_polling.py::"
 NUMBERS = "unit/test_verify_numbers.py::"
 MOVES = "unit/test_consumer_moves.py::"
 
@@ -114,6 +115,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        if owned:\n",
         "        if False:\n",
         "unit/test_state_changelogs.py",
+    ),
+    # polls
+    (
+        "let only those pass that found the lock taken",
+        "producer.polling",
+        "            if seconds > 0:  # also where",
+        "            if seconds > 0 and lock.taken():  # not where",
+        POLLING + "test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came",
     ),
     # state, and the ends of clients
     (
