@@ -124,6 +124,25 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "            if seconds > 0 and lock.taken():  # not where",
         POLLING + "test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came",
     ),
+    (
+        "mark a thread that polls when it has the lock",
+        "producer.polling",
+        "                        inside.add(me)  # first: a signal handler that polls would wait "
+        "for this thread's lock\n"
+        "                        with lock:\n                            ours = True\n",
+        "                        with lock:\n                            ours = True\n"
+        "                            inside.add(me)\n",
+        POLLING
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[at once]",
+    ),
+    (
+        "wait for a turn to poll without a mark",
+        "producer.polling",
+        "int(self.guarded(self._in_turn, call, seconds))",
+        "self._in_turn(lambda seconds: self.guarded(call, seconds), seconds)",
+        POLLING
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[general]",
+    ),
     # state, and the ends of clients
     (
         "leave the other logs unsearched where one may not be read",
