@@ -359,6 +359,10 @@ class OperationLog(ClaimedLog):
         return [(OFFSETS_TOPIC, partition, b.key, b.encode()) for b in boundaries(after)]
 
 
+MOST_WITHDRAWN = 10_000
+"""Range commits in one transaction: so many fit into a client's queue, and into its transaction's time."""
+
+
 class EnrolmentLog(FencedLog):
     """The enrolment of one topic, and its operators' way to write it. Not thread safe.
 
@@ -383,6 +387,20 @@ class EnrolmentLog(FencedLog):
         """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
         self._fence(self._mark, deadline)
         return self._tail.view.enrolments.get(self._topic)
+
+    def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
+        """Withdraw range commits (partition of the offset log, key) by the claim, which stays.
+
+        Raises:
+            FencedError: another operator claimed the topic since. KpsplitError: some may be withdrawn.
+        """
+        what = f"withdraw commits of {self._topic} in {OFFSETS_TOPIC}"
+        for first in range(0, len(commits), MOST_WITHDRAWN):
+            with behind_a_change(done=first > 0):
+                deadline.check(what)
+                tombstones = [(OFFSETS_TOPIC, *c, None) for c in commits[first : first + MOST_WITHDRAWN]]
+                mark = (CONTROL_TOPIC, _ENROLMENTS, enrolment_claim_key(self._topic), None)
+                self._producer.write([*tombstones, mark], what, deadline)
 
     def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
         """Write an enrolment, and read it back; ``hint``: the next step where that fails.

@@ -450,6 +450,21 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_enrolment.py",
     ),
     (
+        "withdraw commits before the claim",
+        "control.enrolment",
+        "                for look in (log.look, log.claim):\n",
+        "                withdrew = self._withdraw(log.withdraw, made_again, deadline)\n"
+        "                for look in (log.look, log.claim):\n",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "say that nothing was changed where commits were withdrawn",
+        "control.enrolment",
+        "                    with behind_a_change(done=withdrew):\n",
+        "                    with behind_a_change(done=False):\n",
+        "unit/test_enrolment.py",
+    ),
+    (
         "freeze a partition by the word of a deposed leader",
         "control.preconditions",
         "if written is not None and said is not None and said < written:",
