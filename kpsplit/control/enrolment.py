@@ -7,6 +7,7 @@ when no group has them any more (protocol, section 10.15).
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -353,6 +354,7 @@ class Enroller:
         log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
         recorded = withdrew = False
         while not recorded:
+            began = monotonic()
             with behind_a_change(done=withdrew):
                 for look in (log.look, log.claim):
                     if _expected(look(deadline), (before, *there), topic) in there:
@@ -366,9 +368,11 @@ class Enroller:
                     withdrew = withdrew or error.changed is True
                     if log.look(deadline) not in (before, *there):
                         raise
-                    # Who claimed it since may write the same, and has the time to do so.
                     deadline.check(f"another operator to enrol topic {topic}")
-                    time.sleep(_LOOK_AGAIN)
+                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
+                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    pause = _LOOK_AGAIN + random.uniform(0, 2 * (monotonic() - began))
+                    time.sleep(min(pause, deadline.left()))
         self._observe(StepDone(name, monotonic() - started, topic))
 
     def _withdraw(self, withdraw: Withdraw, made_again: TopicFacts | None, deadline: Deadline) -> bool:

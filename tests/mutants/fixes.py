@@ -465,6 +465,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_enrolment.py",
     ),
     (
+        "let operators that fenced each other pause for the same time",
+        "control.enrolment",
+        "_LOOK_AGAIN + random.uniform(0, 2 * (monotonic() - began))",
+        "_LOOK_AGAIN",
+        "unit/test_enrolments_at_once.py",
+    ),
+    (
         "freeze a partition by the word of a deposed leader",
         "control.preconditions",
         "if written is not None and said is not None and said < written:",
