@@ -403,13 +403,20 @@ class EnrolmentLog(FencedLog):
                 self._producer.write([*tombstones, mark], what, deadline)
 
     def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
-        """Write an enrolment, and read it back; ``hint``: the next step where that fails.
+        """Write an enrolment, and read it back; ``hint``: the next step where it is, or may be, written.
 
         Raises:
             FencedError: another operator claimed the topic since; nothing was written.
+            DeadlineExceededError: no time was left; nothing was written.
         """
+        what = f"record the enrolment of {self._topic}"
+        deadline.check(what)
         records = [(CONTROL_TOPIC, _ENROLMENTS, enrolment_key(self._topic), encode_enrolment(enrolment))]
-        offset = self._producer.write(records, f"record the enrolment of {self._topic}", deadline)
+        try:
+            offset = self._producer.write(records, what, deadline)
+        except UnknownOutcomeError as error:
+            error.hint = hint
+            raise
         self._producer.close()
         with behind_a_change(hint):
             self._read_decided(offset + 1, deadline)

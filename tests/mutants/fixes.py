@@ -32,6 +32,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_claim_queue.py",
     ),
     (
+        "take a claim that is not acknowledged for one that may have changed something",
+        "splitter.claimed_log",
+        "    except UnknownOutcomeError as error:\n",
+        "    except UnreachableError as error:\n",
+        "unit/test_claimed_log.py",
+    ),
+    (
+        "write an enrolment when the time is over",
+        "kafka.control_log",
+        '        what = f"record the enrolment of {self._topic}"\n        deadline.check(what)\n',
+        '        what = f"record the enrolment of {self._topic}"\n',
+        "unit/test_kafka_acknowledged.py",
+    ),
+    (
         "claim what somebody else is at work on",
         "splitter.claimed_log",
         "if fit is not None and not fit(state):",
