@@ -157,6 +157,56 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         POLLING
         + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[general]",
     ),
+    (
+        "run callbacks that wait after those of librdkafka",
+        "producer.polling",
+        "if timeout == 0 and not (queued or waiting or",
+        "if timeout == 0 and not (waiting or",
+        POLLING + "test_callbacks_that_wait_run_before_those_of_librdkafka",
+    ),
+    (
+        "let no thread pass that waits to poll",
+        "producer.polling",
+        "not (queued or waiting or in_a_call()",
+        "not (queued or in_a_call()",
+        POLLING + "test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came",
+    ),
+    (
+        "poll at once in a child process",
+        "producer.polling",
+        "or in_a_call() or state.forked)",
+        "or in_a_call())",
+        POLLING + "test_in_a_child_process_a_poll_is_refused",
+    ),
+    (
+        "poll at once inside a callback",
+        "producer.polling",
+        "                if me not in inside:\n",
+        "                if True:\n",
+        POLLING + "test_polling_at_once_inside_a_callback_is_refused",
+    ),
+    (
+        "leave callbacks that a report brings to the next poll",
+        "producer.polling",
+        "return served + run_queued() if queued else served",
+        "return served",
+        POLLING + "test_callbacks_that_librdkafkas_reports_bring_run_in_the_same_poll",
+    ),
+    (
+        "take what a callback raises for a lock that is taken",
+        "producer.polling",
+        "                        if ours:  # a callback's\n                            raise\n",
+        "                        pass\n",
+        POLLING
+        + "test_what_a_callback_raises_comes_out_of_poll_although_a_lock_that_is_taken_raises_the_same",
+    ),
+    (
+        "poll at once in the middle of another call",
+        "producer.polling",
+        "or waiting or in_a_call() or state.forked)",
+        "or waiting or state.forked)",
+        "unit/test_producer_interrupts.py",
+    ),
     # state, and the ends of clients
     (
         "leave the other logs unsearched where one may not be read",
