@@ -399,6 +399,7 @@ class EnrolmentLog(FencedLog):
             with behind_a_change(done=first > 0):
                 deadline.check(what)
                 tombstones = [(OFFSETS_TOPIC, *c, None) for c in commits[first : first + MOST_WITHDRAWN]]
+                # What a transaction came to is known by its record in the control topic.
                 mark = (CONTROL_TOPIC, _ENROLMENTS, enrolment_claim_key(self._topic), None)
                 self._producer.write([*tombstones, mark], what, deadline)
 
