@@ -26,6 +26,7 @@ from kpsplit.kafka.error_map import FENCED, error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue, FencedLog
+from kpsplit.splitter.commits import MOST_WITHDRAWN
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
@@ -357,10 +358,6 @@ class OperationLog(ClaimedLog):
     def _boundary_records(self, after: PartitionState) -> Iterable[tuple[str, int, bytes, bytes]]:
         partition = offsets_partition(self._parent, self._offsets_partitions)
         return [(OFFSETS_TOPIC, partition, b.key, b.encode()) for b in boundaries(after)]
-
-
-MOST_WITHDRAWN = 10_000
-"""Range commits in one transaction: so many fit into a client's queue, and into its transaction's time."""
 
 
 class EnrolmentLog(FencedLog):
