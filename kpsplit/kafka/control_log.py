@@ -26,6 +26,7 @@ from kpsplit.kafka.error_map import FENCED, error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue, FencedLog
+from kpsplit.splitter.commits import MOST_WITHDRAWN
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
@@ -384,14 +385,36 @@ class EnrolmentLog(FencedLog):
         self._fence(self._mark, deadline)
         return self._tail.view.enrolments.get(self._topic)
 
+    def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
+        """Withdraw range commits (partition of the offset log, key) by the claim, which stays.
+
+        Raises:
+            FencedError: another operator claimed the topic since. KpsplitError: some may be withdrawn.
+        """
+        what = f"withdraw commits of {self._topic} in {OFFSETS_TOPIC}"
+        for first in range(0, len(commits), MOST_WITHDRAWN):
+            with behind_a_change(done=first > 0):
+                deadline.check(what)
+                tombstones = [(OFFSETS_TOPIC, *c, None) for c in commits[first : first + MOST_WITHDRAWN]]
+                # What a transaction came to is known by its record in the control topic.
+                mark = (CONTROL_TOPIC, _ENROLMENTS, enrolment_claim_key(self._topic), None)
+                self._producer.write([*tombstones, mark], what, deadline)
+
     def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
-        """Write an enrolment, and read it back; ``hint``: the next step where that fails.
+        """Write an enrolment, and read it back; ``hint``: the next step where it is, or may be, written.
 
         Raises:
             FencedError: another operator claimed the topic since; nothing was written.
+            DeadlineExceededError: no time was left; nothing was written.
         """
+        what = f"record the enrolment of {self._topic}"
+        deadline.check(what)
         records = [(CONTROL_TOPIC, _ENROLMENTS, enrolment_key(self._topic), encode_enrolment(enrolment))]
-        offset = self._producer.write(records, f"record the enrolment of {self._topic}", deadline)
+        try:
+            offset = self._producer.write(records, what, deadline)
+        except UnknownOutcomeError as error:
+            error.hint = hint
+            raise
         self._producer.close()
         with behind_a_change(hint):
             self._read_decided(offset + 1, deadline)

@@ -250,6 +250,7 @@ def known_groups(admin: ClusterAdmin, topics: Collection[str], deadline: Deadlin
 
     It has committed there, or a member owns something of them, or may still work on what it owned. The list
     comes first: a group on it that commits meanwhile has positions, one that forgets them has its members.
+    One that gets its first member after the list, and has committed nothing, is not known yet.
 
     Raises:
         AuthorizationError: groups may be hidden from us.
