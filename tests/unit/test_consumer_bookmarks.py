@@ -216,7 +216,7 @@ def test_bookmarks_of_a_topic_that_was_made_again_are_refused_and_those_ahead_of
 def test_to_look_at_the_slots_changes_nothing_of_what_is_committed(world: World, look: bool) -> None:
     part, rest = slot(0).range.split_evenly(2)
     found = SlotStart((at(part, 0), at(rest, 5)), committed=False)
-    world.group_offsets.starts = lambda wanted: [found for _ in wanted]  # type: ignore[assignment]
+    world.group_offsets.starts = lambda wanted, _: [found for _ in wanted]  # type: ignore[assignment]
     world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
     world.polls(lambda: world.reader.owned, "the slot")
     keys = [key for key in KEYS if key_hash(key) in part]
@@ -269,7 +269,7 @@ def test_outputs_that_were_not_committed_take_a_slot_back_to_its_bookmark_and_no
 ) -> None:
     part, rest = slot(0).range.split_evenly(2)
     found = SlotStart((at(slot(0).range, 4),), committed=True)
-    world.group_offsets.starts = lambda wanted: [found for _ in wanted]  # type: ignore[assignment]
+    world.group_offsets.starts = lambda wanted, _: [found for _ in wanted]  # type: ignore[assignment]
     saved = [bookmark(at(part, 9))]
     world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], saved)).result(10)
     world.polls(lambda: world.reader.owned, "the slot")
