@@ -38,7 +38,7 @@ from kpsplit.consumer.slots.assigned import (
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
 from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.logical_message import Place, place_of
-from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
@@ -228,13 +228,14 @@ class ApplicationRequests:
         state, mode = metadata.state(parent), metadata.subscribed(parent.topic).mode
         return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
-    def known(self, bookmarks: Iterable[Bookmark] = ()) -> bool:
-        """Return whether it is known what is enrolled, and every segment that bookmarks name.
+    def known(self, bookmarks: Iterable[Bookmark] = (), names: Iterable[SlotName] = ()) -> bool:
+        """Return whether it is known what is enrolled, what slots are, and every segment bookmarks name.
 
         Raises:
             UsageError: bookmarks are of a topic that was deleted and made again since.
         """
-        if not self._slots.metadata.ready:
+        metadata = self._slots.metadata
+        if not metadata.ready or any(metadata.subscribed(name[0]).mode is Mode.MOVING for name in names):
             return False
         for bookmark in bookmarks:
             state = self._slots.state(bookmark.parent)

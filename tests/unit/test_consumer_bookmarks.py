@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +14,14 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.runner import _take_back_outputs
+from kpsplit.consumer.session import ConsumerSession
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart, by_bookmarks, slot_by_hand
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.group_slots import Mode, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 from tests.unit.engine_world import KEYS, PARENT, SLOTS, TOPIC, World, record, slot
@@ -132,6 +136,47 @@ def test_slots_by_hand_begin_at_their_bookmarks_and_the_others_where_the_group_s
     assert world.reader.owned[slot(1)].positions == {0: 0}, "the least of its halves"
     ahead = world.slots[slot(1)].begun_at
     assert {c.range: dict(c.positions).get(0, 0) for c in ahead} == {part: 4, rest: 0}
+
+
+def enrolled(world: World, *, settled: bool) -> None:
+    enrolment = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, settled, SLOTS)
+    world.metadata.view.enrolments[TOPIC] = enrolment
+    world.metadata.position += 1
+
+
+def test_a_partition_that_is_assigned_by_hand_is_read_while_its_enrolment_is_not_settled(
+    world: World,
+) -> None:
+    enrolled(world, settled=False)
+    world.engine.ask(lambda: world.calls.assign({PARENT: None}, more=False)).result(10)
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert [one.mode for one in world.slots] == [Mode.WHOLE]
+    world.reader.write(*(record(n) for n in range(3)))
+    assert len(world.take(3)) == 3
+
+
+def test_slots_by_hand_wait_until_an_enrolment_is_settled_and_are_read_then(world: World) -> None:
+    enrolled(world, settled=False)
+    session = ConsumerSession.__new__(ConsumerSession)
+    session._events, session._buffer = world.events, world.buffer
+    session.engine, session.calls = world.engine, world.calls
+    asked = threading.Event()
+    known = world.calls.known
+
+    def ask(*args: Any) -> bool:
+        asked.set()
+        return known(*args)
+
+    world.calls.known = ask  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as program:
+        call = program.submit(session.assign_slots, [(TOPIC, 0, 1)], ())
+        assert asked.wait(10)
+        world.engine.ask(lambda: None).result(10)  # the answer is there
+        assert not call.done()
+        assert not list(world.slots)
+        enrolled(world, settled=True)
+        call.result(10)
+    world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the slot")
 
 
 def test_a_bookmark_says_what_was_handed_out_and_is_there_while_the_slot_is_read(world: World) -> None:

@@ -377,7 +377,10 @@ def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
 
 
 def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
-    """Return the whole of a logical partition, assigned by hand."""
+    """Return the whole of a logical partition, assigned by hand.
+
+    It shares nothing with anyone, so it does not wait until an enrolment is settled.
+    """
     parent = PhysicalPartition(topic.topic, partition)
-    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
+    mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE
     return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)
