@@ -25,11 +25,16 @@ from tests.unit.test_producer_state import Ground
 
 def test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came() -> None:
     """Threads that poll again at once let it pass, or it waited for longer than its time."""
-    ground, over, taken, entered = Ground(), threading.Event(), threading.Event(), list[float]()
+    ground, over, taken = Ground(), threading.Event(), threading.Event()
+    entered, let_pass = list[float](), list[float]()
 
     def poll_all_the_time() -> None:
         while not over.is_set():
             poll(0)
+
+    def looks_who_waits(timeout: float) -> int:
+        let_pass.append(timeout)
+        return polling.serve(takes_a_while, timeout)
 
     def takes_a_while(_: float) -> int:
         taken.set()
@@ -46,7 +51,7 @@ def test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_ca
 
     ground.state.poll_lock = Overtaken()
     polling = Polling(ground.state)
-    poll = polling.at_once(takes_a_while, lambda timeout: polling.serve(takes_a_while, timeout))
+    poll = polling.at_once(takes_a_while, looks_who_waits)
     thread = threading.Thread(target=poll_all_the_time, daemon=True)
     try:
         with time_limit(20):
@@ -55,6 +60,7 @@ def test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_ca
         over.set()
         thread.join(10)
     assert entered == [5]
+    assert let_pass, "it never looked whether a thread waits"
 
 
 @pytest.mark.parametrize("way", ["at once", "general"])
