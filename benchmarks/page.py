@@ -143,7 +143,7 @@ SECTIONS = (
             "the report's binding), its report 0.16 µs and a `poll(0)` 0.27 µs. Tried: a function "
             "with closure cells instead of methods, a lock made for it, one dictionary for all "
             "stamps, arguments by position, and one report function that is bound to the record. The "
-            "last took a lambda for each record from 0.33 to 0.69. What is left needs compiled code."
+            "last took a lambda for each record from 0.39 to 0.69. What is left needs compiled code."
         ),
     ),
     Section(
@@ -268,9 +268,8 @@ SECTIONS = (
             Row("commit", "range commit", 1.1, at_most=True),
         ),
         cost=(
-            "a slot begins when the earlier owner's commit is decided and the offset log is read to "
-            "its end. A range commit writes its records with a transactional client of its own, and "
-            "most of its processor time is that client's."
+            "a slot begins when the earlier owner's commit is decided and the offset log is read to its "
+            "end. A range commit writes its records with a transactional client of its own."
         ),
     ),
     Section(
