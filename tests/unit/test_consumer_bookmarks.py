@@ -196,27 +196,26 @@ def test_a_bookmark_says_what_was_handed_out_and_is_there_while_the_slot_is_read
     assert bookmarks() == [bookmark(at(slot(0).range, 3)).encode()]
 
 
-def test_what_was_assigned_by_hand_is_committed_as_by_no_member(world: World) -> None:
+def commit_three_records(world: World) -> None:
+    """Three records of what was assigned are handed out, processed and committed."""
     calls = world.calls
-    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
-    world.polls(lambda: world.reader.owned, "the slot")
+    world.polls(lambda: world.reader.owned, "what was assigned")
     world.reader.write(*(record(n) for n in range(3)))
     world.take(3)
     world.buffer.processed()
     world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
     world.polls(lambda: world.group_offsets.commits, "the commit")
+
+
+def test_what_was_assigned_by_hand_is_committed_as_by_no_member(world: World) -> None:
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    commit_three_records(world)
     assert world.group_offsets.generations == [None]
 
 
 def test_a_place_that_is_named_when_a_partition_is_assigned_may_take_the_group_back(world: World) -> None:
-    calls = world.calls
-    world.engine.ask(lambda: calls.assign({PARENT: at(WHOLE, 2)}, more=False)).result(10)
-    world.polls(lambda: world.reader.owned, "the partition")
-    world.reader.write(*(record(n) for n in range(3)))
-    world.take(3)
-    world.buffer.processed()
-    world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
-    world.polls(lambda: world.group_offsets.commits, "the commit")
+    world.engine.ask(lambda: world.calls.assign({PARENT: at(WHOLE, 2)}, more=False)).result(10)
+    commit_three_records(world)
     assert world.group_offsets.moved == [{WHOLE}]
 
 

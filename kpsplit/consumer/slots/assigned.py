@@ -332,7 +332,7 @@ def after_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: int
         return before
     if not read.ready(lineage, segment_id) or before.complete(lineage, segment_id):
         return before
-    passed = _predecessors(lineage, segment_id)
+    passed = lineage.ancestors(segment_id)
     positions = {i: at for i, at in before.positions.items() if i not in passed}
     handed_out = min(next_, read.pending(lineage).get(segment_id, next_))
     positions[segment_id] = max(handed_out, positions.get(segment_id, segment.start))
@@ -351,17 +351,6 @@ def further(lineage: Lineage, a: Cursor, b: Cursor) -> Cursor:
         else:
             positions[segment.id] = segment.start if segment.end is None else segment.end
     return Cursor(a.range, positions).settled(lineage)
-
-
-def _predecessors(lineage: Lineage, segment_id: int) -> set[int]:
-    found: set[int] = set()
-    waiting = list(lineage.get(segment_id).predecessors)
-    while waiting:
-        segment = waiting.pop()
-        if segment not in found:
-            found.add(segment)
-            waiting.extend(lineage.get(segment).predecessors)
-    return found
 
 
 def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
