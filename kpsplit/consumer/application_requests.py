@@ -186,8 +186,9 @@ class ApplicationRequests:
         cursors = self._stands(slot, mark) if assigned.in_sink else assigned.begun_at
         bookmark = None
         if assigned.in_sink:
-            topic_id = self._slots.state(slot.parent).topic_id
-            bookmark = Bookmark(slot.parent, topic_id, self._slots.settled(assigned, cursors)).encode()
+            bookmark = Bookmark(
+                slot.parent, assigned.topic_id, self._slots.settled(assigned, cursors)
+            ).encode()
         return MemberSlot(
             topic=slot.parent.topic,
             partition=slot.parent.partition,
@@ -240,6 +241,8 @@ class ApplicationRequests:
         for bookmark in bookmarks:
             state = self._slots.state(bookmark.parent)
             if bookmark.topic_id and bookmark.topic_id != state.topic_id:
+                if not metadata.fresh():
+                    return False  # it may have been made again since the view was read
                 raise UsageError(
                     f"bookmarks of {bookmark.parent} are of another topic of this name; nothing was changed",
                     hint="delete them: they mean other records",
@@ -348,8 +351,13 @@ class ApplicationRequests:
         """Inside on_assign: begin slots from bookmarks, but for those that are read already.
 
         A program that does so is asked for each further slot of these partitions.
+
+        Raises:
+            UsageError: a slot is not this member's.
         """
         wanted = set(map(tuple, names))  # a name may come out of JSON, as a list
+        for topic, number, index in wanted - {_name_of(h.slot) for h in self._slots}:
+            raise UsageError(f"slot {index} of {topic}/{number} is not this member's; nothing was changed")
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in wanted]
         self._begin_by(bookmarks, found)
         self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}

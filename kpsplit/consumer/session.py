@@ -22,6 +22,7 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 
 T = TypeVar("T")
@@ -108,7 +109,8 @@ class ConsumerSession:
             RecordError: a bookmark is malformed, or a newer kpsplit's. UsageError: it is of another topic.
             KafkaException: the control topic does not have what it names.
         """
-        saved = [decode_bookmark(text) for text in bookmarks]
+        parents = {PhysicalPartition(topic, number) for topic, number, _ in names}
+        saved = [b for b in map(decode_bookmark, bookmarks) if b.parent in parents]
         arriving = self._events.inside_callback()
         self.until_known(None, saved, () if arriving else names)
         if arriving:

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.runner import _take_back_outputs
 from kpsplit.consumer.session import ConsumerSession
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart, by_bookmarks, slot_by_hand
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
-from kpsplit.splitter.group_slots import Mode, Subscribed
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
@@ -26,6 +26,7 @@ from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 from tests.unit.engine_world import KEYS, PARENT, SLOTS, TOPIC, World, record, slot
 from tests.unit.samples import life
+from tests.unit.test_consumer_offset_reset import REMOVED
 
 FIRST, SECOND = WHOLE.split_evenly(2)
 LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
@@ -323,3 +324,52 @@ def test_outputs_that_were_not_committed_take_a_slot_back_to_its_bookmark_and_no
     world.engine.committer.participant = None
     world.polls(lambda: world.reader.owned, "the slot again")
     assert world.slots[slot(0)].begun_at == (at(part, 9), at(rest, 4))
+
+
+def test_a_bookmark_outside_the_log_is_not_begun_at_again(world: World) -> None:
+    outside, reset = at(WHOLE, 3), SlotStart((at(WHOLE, 10),))
+    real, own = world.group_offsets.starts, world.reader.own
+
+    def starts(wanted: Any, me: str | None) -> Any:
+        return [reset if one.reset else real([one], me)[0] for one in wanted]
+
+    def give() -> None:
+        mark = world.buffer.mark()
+        slots = world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+        names = [(one.topic, one.partition, one.index) for one in slots]
+        world.engine.ask(lambda: world.calls.start_slots(names, [bookmark(outside)])).result(10)
+
+    def report_what_is_outside(slot_: OwnedSlot, cursor: Cursor) -> None:
+        own(slot_, cursor)
+        if cursor == outside:
+            world.engine.ask(lambda: world.engine.reading.report(REMOVED))
+
+    world.group_offsets.starts = starts  # type: ignore[method-assign]
+    world.reader.own = report_what_is_outside  # type: ignore[method-assign]
+    world.reader.cursor = lambda slot_: world.reader.owned[slot_]  # type: ignore[method-assign]
+    world.metadata.view.enrolments.clear()
+    world.inside["assign"] = give
+    world.subscribe()
+    world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
+    world.polls(lambda: at(WHOLE, 10) in world.reader.owned.values(), "the place of the reset")
+    assert world.count("offsets_reset") == 1
+
+
+def test_a_bookmark_names_the_topic_that_its_slot_began_with(world: World) -> None:
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.metadata.state = lambda parent: PartitionState.unsplit(parent, "made again")  # type: ignore[method-assign]
+    mark = world.buffer.mark()
+    [one] = world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+    assert one.bookmark is not None
+    assert decode_bookmark(one.bookmark).topic_id == "id"
+
+
+def test_on_assign_cannot_begin_a_slot_that_is_not_this_members(world: World) -> None:
+    with pytest.raises(UsageError, match=r"slot 3 of orders/0 is not this member's; nothing was changed"):
+        world.calls.start_slots([(TOPIC, 0, 3)], [bookmark(at(WHOLE, 3))])
+
+
+def test_a_view_that_is_not_fresh_refuses_no_bookmark_of_another_topic(world: World) -> None:
+    world.metadata.fresh = lambda: False  # type: ignore[method-assign]
+    assert not world.calls.known([bookmark(at(WHOLE, 3), topic_id="other")])

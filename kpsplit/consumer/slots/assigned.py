@@ -137,7 +137,8 @@ class AssignedSlot:
     after that. ``moves``: how often the application moved it to where the group may have been before;
     ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
-    log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what
+    log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed; until it does.
+    ``topic_id``: that of its topic when it began. ``ahead``: what
     its pieces had processed, until reading has caught up with the furthest. ``stored``: what
     ``store_offsets`` said, where records do not count as processed by themselves. ``saved``: what bookmarks
     of the application say, until its start is known.
@@ -159,6 +160,7 @@ class AssignedSlot:
     ahead: PieceProgress | None = None
     stored: tuple[Cursor, ...] | None = None
     saved: tuple[Cursor, ...] = ()
+    topic_id: str = ""
     epoch: int = 0
     restore: RestoreProgress = field(default_factory=RestoreProgress)
 
@@ -203,15 +205,19 @@ class AssignedSlot:
         return () if self.start is None else self.start.pieces
 
     def found(self, start: SlotStart) -> None:
-        self.start, self.reset = start, False
+        self.start = start
         self.committed = start.pieces if start.committed else ()
         self.stage = SlotStage.FOUND
 
     def begin_by_bookmarks(self, lineage: Lineage) -> None:
         """Have bookmarks say where it starts, and what was found where they say nothing.
 
-        While nothing was found they wait, unless they say everything.
+        While nothing was found they wait, unless they say everything. One that begins anew because its offset
+        is outside the log does not begin there again.
         """
+        if self.reset:
+            self.saved = ()
+            return
         pieces = by_bookmarks(lineage, self.slot.range, self.saved, self.begun_at)
         if union_of_adjacent(c.range for c in pieces) == self.slot.range:
             self.start, self.saved, self.stage = SlotStart(pieces), (), SlotStage.FOUND

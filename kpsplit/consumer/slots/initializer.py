@@ -196,6 +196,7 @@ class SlotInitializer:
 
     def _begin(self, found: Iterable[AssignedSlot]) -> None:
         for assigned in found:
+            assigned.reset, assigned.topic_id = False, self._slots.state(assigned.parent).topic_id
             self._slots.begin(assigned)
 
 
