@@ -22,7 +22,6 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 
 T = TypeVar("T")
@@ -109,8 +108,9 @@ class ConsumerSession:
             RecordError: a bookmark is malformed, or a newer kpsplit's. UsageError: it is of another topic.
             KafkaException: the control topic does not have what it names.
         """
-        parents = {PhysicalPartition(topic, number) for topic, number, _ in names}
-        saved = [b for b in map(decode_bookmark, bookmarks) if b.parent in parents]
+        named = {(topic, number) for topic, number, _ in names}
+        read = map(decode_bookmark, bookmarks)
+        saved = [b for b in read if (b.parent.topic, b.parent.partition) in named]
         arriving = self._events.inside_callback()
         self.until_known(None, saved, () if arriving else names)
         if arriving:
