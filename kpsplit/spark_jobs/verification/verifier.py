@@ -213,7 +213,7 @@ class Verifier:
                 tuple(limited(found, COUNTED)),
                 tuple(unjudged(self.snapshot, self.totals)),
                 segment_totals(self.snapshot, self.totals),
-                tuple(sorted(self._groups or {c.group for c in self.snapshot.commits})),
+                tuple(sorted(self._groups or self.snapshot.groups())),
                 _counts(self.snapshot.topic, self.totals),
                 judged_since_ms=0 if since is None else since.ms,
                 checks=MEANINGS,
