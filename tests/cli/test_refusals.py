@@ -254,6 +254,7 @@ verify orders --master flink://x | not a master URL; write local[4]
 verify orders --since soon | 'soon' is not a time; write
 verify orders --since 2026-03-01T12:00:00 | has no time zone
 verify orders --parquet {dir} | exists; pass a --parquet folder that does not exist yet
+verify orders --parquet {plan}/findings | is not a folder that can be written; pass a --parquet folder
 verify orders --html {dir}/none/page.html | No such file or directory; choose another --html
 verify orders --html {dir} | is a directory
 cluster start | Did you mean 'status'?

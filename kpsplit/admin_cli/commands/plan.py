@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.operating import check_runnable, plan_json
 from kpsplit.admin_cli.options import (
     KEY_RANGE,
@@ -103,7 +103,7 @@ def command(
             if engine == SPARK:
                 stretch = Stretch.until_now(since)
                 session = (cores, memory, master)
-                within = segment_to_split(operations.view().enrolled_state(partition), of).range
+                within = segment_to_split(find_state(operations, call.connection, partition), of).range
                 sizing = _sized_by_spark(call, partition, within, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)
