@@ -212,7 +212,7 @@ def _run(
     from kpsplit.kafka.error_map import error_of, translate
 
     def failed(reason: str) -> bool:
-        click.echo(redactor_for(given_in(ctx))(failed_line(reason)))
+        click.echo(failed_line(redactor_for(given_in(ctx))(reason)))
         return False
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
