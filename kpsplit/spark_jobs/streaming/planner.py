@@ -159,7 +159,7 @@ class ClusterSnapshot:
                 raise KpsplitError(
                     f"{source} does not hold what the query {'has' if has_read else 'has to'} read of it: "
                     f"{why.phrase}",
-                    hint=f"look at: kpsplit status {state.parent}; begin anew with a new checkpoint",
+                    hint=f"look at: kpsplit status {state.parent}; start again with a new checkpoint",
                 )
 
 

@@ -164,11 +164,13 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
         first, piece, _ = min(waiting)
         others = f" and {len(waiting) - 1} more ranges" if len(waiting) > 1 else ""
         message = f"group {group} stands at {first} of segment {segment.id} for {piece}{others}"
-        message += f"; it ends at {end}"
+        message += f"; the segment ends at {end}"
         retired = snapshot.gone.get(segment.source) is GapReason.RETIRED
         missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
         if retired:
-            message += ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
+            message += ", and its sub-topic was retired" + (
+                " while the group was reading it" if missed else ""
+            )
         finding = Finding(Severity.NOTE, state.parent, message, segment.id, group=group, key_hash=piece.lo)
         yield replace(finding, first=first, last=end - 1, count=end - first)
 
