@@ -149,6 +149,7 @@ plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is not a memory size
 plan orders/3 --ranges 2 --engine spark --cores 0 | not in the range 1<=x<=1024
 plan orders/3 --ranges 2 --engine spark --cores 2 --master local | leave one of them out
 plan orders/3 --ranges 2 --engine spark --master flink://x | not a master URL; write local[4]
+plan orders/3 --ranges 2 --save {dir} | it is a folder; choose another --save
 plan orders/3 --ranges 2 --save | '--save' requires an argument; see: kpsplit plan --help
 split | Missing argument 'TOPIC/P'
 split orders --ranges 2 | write TOPIC/P, e.g. orders/3

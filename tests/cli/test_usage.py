@@ -18,6 +18,7 @@ from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.main import BY_NAME, VERBS, cli, load
 from kpsplit.admin_cli.operating import standing
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningCluster
+from kpsplit.devcluster.process import START_SECONDS
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
@@ -358,3 +359,26 @@ def test_only_a_module_that_can_be_installed_is_asked_for(monkeypatch, missing, 
     monkeypatch.setattr("kpsplit.admin_cli.main.import_module", absent)
     with pytest.raises(raised):
         load(BY_NAME["demo"])
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("cluster up", START_SECONDS),
+        ("--timeout 7s cluster up", 7.0),
+        ("--timeout 7s cluster up --timeout 8s", 8.0),
+    ],
+)
+def test_a_time_limit_before_the_verb_counts_for_the_start_of_a_cluster_too(
+    line, seconds, tmp_path, monkeypatch
+) -> None:
+    limits: list[float] = []
+
+    def start(_brokers: int, _data: Path, timeout: float) -> RunningCluster:
+        limits.append(timeout)
+        return RunningCluster("x:1", ProcessIdentity(1, "now"), (), None)
+
+    monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", start)
+    monkeypatch.setattr("kpsplit.devcluster.process.KafkaRuntime.find", lambda **_: None)
+    assert invoke(*line.split(), "--data", str(tmp_path)).exit_code == 0
+    assert limits == [seconds]

@@ -26,10 +26,11 @@ def test_what_was_ignored_at_the_start_stays_ignored(number) -> None:
     """``nohup kpsplit verify …`` goes on when its terminal is closed."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts:
+        with Interrupts():
             os.kill(os.getpid(), number)
-            assert interrupts.count == 0
         assert signal.getsignal(number) is signal.SIG_IGN
+    except KeyboardInterrupt:
+        pytest.fail("it ended the verb")
     finally:
         signal.signal(number, before)
 

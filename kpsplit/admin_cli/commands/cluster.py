@@ -46,12 +46,10 @@ def command() -> None:
     "--timeout",
     type=DURATION,
     metavar="DURATION",
-    default=f"{START_SECONDS:.0f}s",
-    show_default=True,
-    help="Time limit for all brokers to be ready.",
+    help=f"Time limit for all brokers to be ready.  [default: {START_SECONDS:.0f}s]",
 )
 @with_call
-def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
+def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float | None) -> None:
     """Start a cluster and print its bootstrap servers."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
     from kpsplit.devcluster.process import KafkaRuntime
@@ -62,6 +60,7 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
             f"an embedded cluster is already running: {running.bootstrap}",
             hint=f"use it, or stop it with `kpsplit cluster down{_option(data)}`",
         )
+    limit = timeout or call.given.typed.get("timeout", START_SECONDS)
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     call.say(f"starting {many(brokers, 'broker')} …")
 
@@ -73,10 +72,10 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
             call.say(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}")
 
     if detach:
-        announce(start_detached(brokers, data, timeout))
+        announce(start_detached(brokers, data, limit))
         call.say(f"kpsplit cluster down{_option(data)}    # stops it")
     else:
-        serve(brokers, data, timeout, announce=announce)
+        serve(brokers, data, limit, announce=announce)
 
 
 @command.command(params=[OUTPUT_OPTION])

@@ -20,7 +20,7 @@ from kpsplit.admin_cli.options import (
     spark_size_options,
 )
 from kpsplit.errors import UsageError
-from kpsplit.files import write_whole
+from kpsplit.files import check_writable, write_whole
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -95,6 +95,8 @@ def command(
         raise click.UsageError("--since, --weight, --master and --cores need --engine spark")
     if engine == SPARK:  # before brokers are asked: Spark may be missing
         require_spark(memory, cores, master)
+    if save is not None:  # not after an hour of reading
+        check_writable(save, "choose another --save")
     with call.operations() as operations:
         if ranges is None:
             plan = operations.plan_merge(partition, of)
