@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kpsplit.admin_cli.call import Call, print_json, with_call
 from kpsplit.admin_cli.options import DURATION, OUTPUT_OPTION
@@ -46,10 +47,12 @@ def command() -> None:
     "--timeout",
     type=DURATION,
     metavar="DURATION",
-    help=f"Time limit for all brokers to be ready.  [default: {START_SECONDS:.0f}s]",
+    default=f"{START_SECONDS:.0f}s",
+    show_default=True,
+    help="Time limit for all brokers to be ready.",
 )
 @with_call
-def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float | None) -> None:
+def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
     """Start a cluster and print its bootstrap servers."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
     from kpsplit.devcluster.process import KafkaRuntime
@@ -60,7 +63,8 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
             f"an embedded cluster is already running: {running.bootstrap}",
             hint=f"use it, or stop it with `kpsplit cluster down{_option(data)}`",
         )
-    limit = timeout or call.given.typed.get("timeout", START_SECONDS)
+    if click.get_current_context().get_parameter_source("timeout") is ParameterSource.DEFAULT:
+        timeout = call.given.typed.get("timeout", timeout)  # given before the verb
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     call.say(f"starting {many(brokers, 'broker')} …")
 
@@ -72,10 +76,10 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
             call.say(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}")
 
     if detach:
-        announce(start_detached(brokers, data, limit))
+        announce(start_detached(brokers, data, timeout))
         call.say(f"kpsplit cluster down{_option(data)}    # stops it")
     else:
-        serve(brokers, data, limit, announce=announce)
+        serve(brokers, data, timeout, announce=announce)
 
 
 @command.command(params=[OUTPUT_OPTION])
