@@ -355,12 +355,13 @@ class ApplicationRequests:
         Raises:
             UsageError: a slot is not this member's.
         """
+        # First: a program that keeps bookmarks is asked again where this call of on_assign raises.
+        self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
         wanted = set(map(tuple, names))  # a name may come out of JSON, as a list
         for topic, number, index in wanted - {_name_of(h.slot) for h in self._slots}:
             raise UsageError(f"slot {index} of {topic}/{number} is not this member's; nothing was changed")
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in wanted]
         self._begin_by(bookmarks, found)
-        self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
 
     def _begin_by(self, bookmarks: Sequence[Bookmark], assigned_slots: Iterable[AssignedSlot]) -> None:
         for assigned in assigned_slots:

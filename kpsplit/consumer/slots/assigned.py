@@ -204,6 +204,11 @@ class AssignedSlot:
         """Where it begins, by pieces; nothing while that is not known."""
         return () if self.start is None else self.start.pieces
 
+    def follow_enrolment(self, topic: Subscribed) -> None:
+        """Have ranges committed from now on where the topic is enrolled by now; of what is assigned by hand."""
+        if self.by_hand and self.mode.plain and not topic.mode.plain:
+            self.mode = Mode.WHOLE
+
     def found(self, start: SlotStart) -> None:
         self.start = start
         self.committed = start.pieces if start.committed else ()
@@ -377,5 +382,6 @@ def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
     It shares nothing with anyone, so it does not wait until an enrolment is settled.
     """
     parent = PhysicalPartition(topic.topic, partition)
-    mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE
-    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)
+    assigned = AssignedSlot(OwnedSlot(parent, 0, 1), parent, Mode.PLAIN, by_hand=True)
+    assigned.follow_enrolment(topic)
+    return assigned
