@@ -25,7 +25,7 @@ Rebalanced = Callable[[Any, list[TopicPartition]], object]
 
 
 class Callback:
-    """A callback of the application that waits for its thread. ``done`` once it has returned or ``raised``."""
+    """A callback of the application that waits for its thread. ``done``: it has returned or ``raised``."""
 
     __slots__ = ("_call", "done", "raised")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.runner import _take_back_outputs
@@ -25,6 +25,7 @@ from kpsplit.consumer.slots.assigned import (
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
@@ -463,3 +464,38 @@ def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: Wo
     world.polls(lambda: [one.mode for one in world.slots] == [Mode.WHOLE], "the enrolment")
     commit_three_records(world)
     assert world.group_offsets.commits == [{WHOLE: 3}]
+
+
+def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world: World) -> None:
+    tokens: list[PhysicalPartition] = []
+    real = world.group_offsets.commit
+
+    def commit(processed: list[Any], *args: Any) -> None:
+        tokens.extend(p.token for p in processed)
+        real(processed, *args)
+
+    world.group_offsets.commit = commit  # type: ignore[method-assign]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 3)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    changed = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, True, 2, generation=2)
+    world.metadata.view.enrolments[TOPIC] = changed
+    world.metadata.position += 1
+    commit_three_records(world)
+    assert tokens == [PhysicalPartition(changed.slots_topic, 0)]
+
+
+def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(world: World) -> None:
+    calls = world.calls
+    world.subscribe()
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    for by_hand in (
+        lambda: calls.assign({PARENT: None}, more=True),
+        lambda: calls.assign_slots([(TOPIC, 0, 1)], ()),
+    ):
+        with pytest.raises(KafkaException, match=r"nothing was changed; call unsubscribe\(\) first"):
+            world.engine.ask(by_hand).result(10)
+    assert [one.slot for one in world.slots] == [slot(0)]
+    world.engine.ask(world.engine.subscribing.leave).result(10)
+    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 1)], ())).result(10)
+    world.polls(lambda: slot(1) in world.reader.owned, "the slot by hand")

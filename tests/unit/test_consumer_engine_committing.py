@@ -152,7 +152,9 @@ def test_a_partition_that_is_not_enrolled_has_ordinary_offsets_only():
 def test_the_offset_of_a_plain_partition_is_of_its_own_log_although_it_is_split_by_now(at, offset):
     split = LIFE.split
     cursor = Cursor(WHOLE, at).settled(split.lineage)
-    assert plain_offsets([Processed(split, Mode.PLAIN, (cursor,), (), split.parent)]) == {split.parent: offset}
+    assert plain_offsets([Processed(split, Mode.PLAIN, (cursor,), (), split.parent)]) == {
+        split.parent: offset
+    }
 
 
 def test_what_was_processed_by_a_newer_lineage_waits_for_the_view():

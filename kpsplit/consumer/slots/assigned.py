@@ -205,9 +205,19 @@ class AssignedSlot:
         return () if self.start is None else self.start.pieces
 
     def follow_enrolment(self, topic: Subscribed) -> None:
-        """Have ranges committed from now on where the topic is enrolled by now; of what is assigned by hand."""
+        """Have ranges committed of what is assigned by hand once its topic is enrolled."""
         if self.by_hand and self.mode.plain and not topic.mode.plain:
             self.mode = Mode.WHOLE
+
+    def token(self, topic: Subscribed) -> PhysicalPartition:
+        """Return the partition of a group's topic that a commit names for it.
+
+        One of the present slots topic for what is assigned by hand: that keeps no former one from being
+        deleted.
+        """
+        if self.mode is not Mode.SLOTS or not self.by_hand:
+            return self.place
+        return PhysicalPartition(topic.group_topic, slot_number(self.parent.partition, 0, topic.slots))
 
     def found(self, start: SlotStart) -> None:
         self.start = start
