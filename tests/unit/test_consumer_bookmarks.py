@@ -497,5 +497,7 @@ def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(
             world.engine.ask(by_hand).result(10)
     assert [one.slot for one in world.slots] == [slot(0)]
     world.engine.ask(world.engine.subscribing.leave).result(10)
+    world.polls(lambda: world.state is State.UNSUBSCRIBED, "the end of the membership")
     world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 1)], ())).result(10)
     world.polls(lambda: slot(1) in world.reader.owned, "the slot by hand")
+    assert world.told == [("assign", [0]), ("revoke", [0])], "a program is not told of what it assigns"

@@ -165,7 +165,7 @@ class SlotInitializer:
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if self._restored(h)]
         if not found:
             return
-        callback = self._callbacks.announce({h.parent for h in found})
+        callback = self._callbacks.announce({h.parent for h in found if not h.by_hand})
         if callback is None:
             self._begin(found)
         else:
@@ -188,7 +188,8 @@ class SlotInitializer:
             return
         (callback, found), self._announced = self._announced, None
         found = [h for h in self._slots.still(found) if h.stage is SlotStage.FOUND]
-        again = self._callbacks.announce_again({h.parent for h in found}) if callback.raised else None
+        told = {h.parent for h in found if not h.by_hand}
+        again = self._callbacks.announce_again(told) if callback.raised else None
         if again is None:
             self._begin(found)
         else:
