@@ -74,6 +74,9 @@ class ConsumerSession:
         clients = Clients(group, reader, query_client, self.executor, members)
         self.engine = Engine(settings, clients, slots, events, pulse)
         buffer.fetch = self.engine.pull
+        # Where the application stores offsets itself it may need more records before it does.
+        if settings.auto_commit and settings.auto_store and (store := state.store) is not None:
+            buffer.full = lambda: store.room().holds
         self.calls = ApplicationRequests(
             slots, self.engine.committer, self.engine.membership, self.engine.subscribing, buffer
         )

@@ -34,7 +34,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId
-from kpsplit.kafka.error_map import NO_MEMBER, error_of, translate, translated
+from kpsplit.kafka.error_map import FENCED, NO_MEMBER, error_of, translate, translated
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
@@ -54,6 +54,14 @@ RETRY_MS = 10
 """A coordinator that still finishes the last transaction is asked again after so long."""
 
 _ROLE = "commits"
+_TIME = f"{TRANSACTION_TIMEOUT_MS // 1000} s"
+_NOT_ACKNOWLEDGED = f"not all was acknowledged in the {_TIME} that a transaction may take"
+_ENDED = f"the transaction was ended by the brokers: it took {_TIME}, or another client has its id"
+_SLOW_HINT = (
+    "a later commit tries again; where that fails too, brokers are slow or cannot be reached. To slow ones "
+    "commit fewer bytes at once: a smaller max_pending_bytes of the StateStore, a shorter "
+    "auto.commit.interval.ms or commit_seconds of run()"
+)
 _MOVED_ON = {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH, KafkaError.REBALANCE_IN_PROGRESS}
 """The group is in another generation than the metadata; both protocols answer the first of these."""
 
@@ -333,4 +341,16 @@ def _refused(error: KafkaError | None) -> KpsplitError:
             hint="what this member does not own any more is processed again by its new owner",
             retriable=error.code() in _MOVED_ON,
         )
+    if error is not None and (reason := _too_long(error)) is not None:
+        text = f"could not commit ranges: {reason}; nothing was committed"
+        return UnreachableError(text, hint=_SLOW_HINT, retriable=True)
     return translate(error, "commit ranges")
+
+
+def _too_long(error: KafkaError) -> str | None:
+    """Return what happened to a transaction for which there was not enough time; None: something else."""
+    if error.code() in FENCED:
+        return _ENDED
+    # librdkafka gives a record that time. Of one that it gave up the transaction has the second of these.
+    timed_out = error.code() == KafkaError._TIMED_OUT and error.txn_requires_abort()
+    return _NOT_ACKNOWLEDGED if timed_out or error.code() == KafkaError._MSG_TIMED_OUT else None

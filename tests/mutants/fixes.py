@@ -130,6 +130,22 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        if False:\n",
         "unit/test_state_changelogs.py",
     ),
+    (
+        "process records although more state waits than a commit may hold",
+        "consumer.run.work_queue",
+        "        if not full and room is Room.LEFT:",
+        "        if not full:",
+        "unit/test_state_engine_edges.py"
+        "::test_while_commits_fail_no_more_is_processed_than_one_commit_may_hold",
+    ),
+    (
+        "hand out records although more state waits than a commit may hold",
+        "consumer.fetch.buffer",
+        "SHUT if self.full() else until",
+        "until",
+        "unit/test_state_engine_edges.py"
+        "::test_polling_waits_for_automatic_commits_that_fail_and_for_no_others",
+    ),
     # polls
     (
         "let only those pass that found the lock taken",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
-from kpsplit.consumer.state.slot_state import OwnedState, SlotGoneError, WorkAttempt, current_work
-from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.slot_state import OwnedState, SlotGoneError, WorkAttempt, current_work, room_left
+from kpsplit.consumer.state.slots import Room, SlotId
 from kpsplit.consumer.state.storage import RestoreMarker
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.group_slots import OwnedSlot
@@ -79,6 +79,7 @@ class Store:
         self.withheld: set[SlotId] = set()
         self.errors: dict[SlotId, KpsplitError] = {}
         self.full = False
+        self.bound = 1 << 20
         self.flush_error: KpsplitError | None = None
         self.members: dict[str, list[SlotId]] = {}
         self.may_join = False
@@ -148,7 +149,10 @@ class Store:
         self.members = {name: sorted(map(SlotId.of, slots)) for name, slots in members.items()}
 
     def wants_commit(self) -> bool:
-        return self.full
+        return self.full or self.room() is not Room.LEFT
+
+    def room(self) -> Room:
+        return room_left([owned.pending for owned in self.owned.values()], self.bound)
 
     # the test
 

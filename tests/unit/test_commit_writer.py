@@ -155,6 +155,16 @@ def test_a_producer_whose_epoch_is_over_says_nothing_of_the_group(call: str, cod
     assert kafka_error(error).code() != KafkaError.ILLEGAL_GENERATION
 
 
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._FENCED])
+def test_a_commit_that_took_too_long_says_so_and_what_makes_it_shorter(code: int) -> None:
+    """librdkafka ends the wait for an acknowledgement after the time that a transaction may take."""
+    error = broken(send_offsets_to_transaction=failing(code, txn_requires_abort=True))
+    assert isinstance(error, UnreachableError) and error.retriable
+    assert "10 s" in error.message and "nothing was committed" in error.message
+    assert "cannot be reached" not in error.message
+    assert "max_pending_bytes" in (error.hint or "") and "auto.commit.interval.ms" in (error.hint or "")
+
+
 @pytest.mark.parametrize("code", sorted(FENCED))
 def test_the_same_of_an_operators_producer_means_that_another_operator_took_over(code: int) -> None:
     for written_for in (None, 0.1):

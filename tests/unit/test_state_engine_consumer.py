@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kpsplit import Consumer, StateStore
 from kpsplit.clock import Deadline
+from kpsplit.consumer.state.slot_state import OwnedState
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.storage import RestoreMarker
 from kpsplit.errors import ConfigurationError, ConflictError, UsageError
 from tests.unit.run_handlers import touch
+from tests.unit.state_fakes import Store
 
 CONFIG = {"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0}
 
@@ -61,3 +66,24 @@ def test_handlers_in_processes_are_refused_in_one_line(store: StateStore) -> Non
             consumer.run(touch, executor="process")
     assert "\n" not in str(raised.value)
     assert "no access to the state store" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [({}, True), ({"enable.auto.commit": False}, False), ({"enable.auto.offset.store": False}, False)],
+)
+def test_polling_waits_for_room_only_where_what_it_hands_out_is_committed_by_itself(
+    settings: dict[str, Any], waits: bool
+) -> None:
+    """Else the application might need the records that are held back before it has something committed."""
+    state, slot = Store(), SlotId("orders", 0, 0, 4)
+    owned = state.owned[slot] = OwnedState(slot, state.disk)  # type: ignore[arg-type]
+    owned.marker = RestoreMarker("id", 0, 0)
+    owned.add({b"key": b"value"})
+    state.bound = 1
+    consumer = Consumer({**CONFIG, **settings}, state=state)
+    try:
+        consumer._running()
+        assert consumer._buffer.full() is waits
+    finally:
+        consumer.close()

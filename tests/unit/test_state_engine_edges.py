@@ -410,6 +410,74 @@ def test_so_much_that_waits_is_committed_without_delay(scene: Scene) -> None:
     scene.world.until(lambda: scene.store.saved() == {KEYS[0]: 1}, "a commit")
 
 
+def turns(world: World) -> None:
+    """Wait for whole turns of the engine: it answers one of these in each."""
+    for _ in range(3):
+        world.stats()
+
+
+def failing(scene: Scene, times: int) -> None:
+    scene.world.group_offsets.failures.extend(KpsplitError("brokers are slow") for _ in range(times))
+
+
+def test_while_commits_fail_no_more_is_processed_than_one_commit_may_hold(scene: Scene) -> None:
+    """Else each commit would hold more than the one before, and none could end in its time."""
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    woken: list[int] = []
+    scene.work_queue.wake = woken.append
+    scene.store.bound = 1
+    failing(scene, 1000)
+    scene.write(KEYS[0], KEYS[1], KEYS[0])
+    scene.work(1)
+    failed = scene.world.engine.committer.failed
+    scene.world.until(lambda: scene.world.engine.committer.failed >= failed + 2, "commits that fail")
+    woken.clear()
+    with scene.work_queue.lock:
+        assert scene.work_queue.take() is None
+    turns(scene.world)
+    assert not woken
+    scene.world.group_offsets.failures.clear()
+    scene.world.until(lambda: woken, "workers to be woken when a commit has made room")
+    scene.work(2)
+    scene.world.until(lambda: scene.store.saved() == {KEYS[0]: 2, KEYS[1]: 1}, "the rest")
+
+
+def test_state_ahead_of_what_commits_cover_lets_pass_only_what_they_wait_for(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.store.bound = 1
+    scene.store.owned[named(1)].add({b"ahead": b"1"}, place_of(message(50, KEYS[1])))
+    scene.write(KEYS[0], KEYS[1], KEYS[1])
+    oldest = scene.take()
+    assert oldest.record.key() == KEYS[0]
+    with scene.work_queue.lock:
+        assert scene.work_queue.take() is None, "another record is older"
+    scene.try_(oldest)
+    scene.work_queue.done(oldest)
+    scene.work(2)
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_polling_waits_for_automatic_commits_that_fail_and_for_no_others(auto_commit: bool) -> None:
+    """An application that commits itself cannot do so without a record in hand."""
+    with World(enable_auto_commit=auto_commit, auto_commit_interval_ms=20) as world:
+        scene = Scene(world)
+        scene.owns(0, 1)
+        scene.store.bound = 1
+        failing(scene, 1000)
+        world.buffer.full = lambda: auto_commit and scene.store.room().holds
+        scene.write(KEYS[0], KEYS[1])
+        scene.poll()
+        world.buffer.processed()
+        if auto_commit:
+            world.until(lambda: world.engine.committer.failed >= 2, "commits that fail")
+        turns(world)
+        assert world.buffer.wait(0.1) is not auto_commit
+        world.group_offsets.failures.clear()
+        scene.poll()
+
+
 def test_writes_of_no_record_are_committed_although_no_record_came(scene: Scene) -> None:
     scene.owns(0, 1)
     scene.attach(scene.attached)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.consumer.commit.writes import RecordPlace
-from kpsplit.consumer.state.slot_state import Covers, Pending
+from kpsplit.consumer.state.slot_state import Covers, Pending, room_left
+from kpsplit.consumer.state.slots import Room
 from kpsplit.errors import ConflictError
 
 
@@ -112,3 +113,35 @@ def test_a_record_that_writes_a_key_again_leaves_one_write() -> None:
     pending.add({b"key": b"2"}, at(1))
     assert pending.bytes == 4
     assert pending.cut(below(2)) == {b"key": b"2"}
+
+
+def test_what_waits_in_all_slots_together_is_bounded() -> None:
+    one, other = Pending(), Pending()
+    one.add({b"a": b"1234"})
+    other.add({b"b": b"123"})
+    assert room_left([one, other], 10) is Room.LEFT
+    other.add({b"b": b"1234"})
+    assert room_left([one, other], 10) is Room.FULL
+    one.cut()
+    assert room_left([one, other], 10) is Room.FULL, "a commit that is under way has made no room yet"
+    one.aborted()
+    assert room_left([one, other], 10) is Room.FULL, "nor has one that failed"
+    one.cut()
+    one.committed()
+    assert room_left([one, other], 10) is Room.LEFT
+
+
+def test_commits_that_find_nothing_to_take_make_no_room_until_one_does() -> None:
+    one, other = Pending(), Pending()
+    one.add({b"a": b"1234"}, at(5))
+    other.add({b"b": b"1234"}, at(6))
+    one.cut(below(5))
+    one.committed()
+    assert room_left([one, other], 10) is Room.FULL, "the other slot was in no commit"
+    other.cut(below(5))
+    other.committed()
+    assert room_left([one, other], 10) is Room.STUCK
+    one.cut(below(6))
+    assert room_left([one, other], 10) is Room.FULL
+    one.committed()
+    assert room_left([one, other], 10) is Room.LEFT

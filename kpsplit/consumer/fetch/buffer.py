@@ -76,6 +76,8 @@ class FetchBuffer:
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
         self.fetch: Fetch = lambda _seconds: False
         """Reads the next records into here."""
+        self.full: Callable[[], bool] = lambda: False
+        """Whether nothing is handed out before a commit: asked with every turn of the engine."""
         self.attention = False
         """Whether the application's thread is asked for attention, and handed out nothing until then."""
         self.most = PORTION
@@ -228,9 +230,9 @@ class FetchBuffer:
     def keep_open(self, until: float) -> None:
         """Hand out nothing once this moment has passed, until a later one is named."""
         with self._lock:
-            self._lease = until
+            self._lease = SHUT if self.full() else until
             if not self.attention:
-                self._open_until[0] = until
+                self._open_until[0] = self._lease
                 if self._ready:
                     self._arrived.notify_all()
 

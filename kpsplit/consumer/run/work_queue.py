@@ -20,6 +20,7 @@ from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, Outbox, SlotQueue, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
+from kpsplit.consumer.state.slots import Room
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.reading import Cursor
@@ -106,6 +107,8 @@ class WorkQueue:
         self._open_until = inf
         self._found_shut = False
         """A worker has found that moment passed, and waits."""
+        self._found_room = Room.LEFT
+        """What a worker was held back by since they were last woken: too much state that waits."""
         self._commit_wanted = False
         self._stuck = False
         """The outbox is full and commits make no room: the slowest lanes hold back what they cover."""
@@ -142,9 +145,10 @@ class WorkQueue:
 
     def keep_open(self, until: float) -> None:
         self._open_until = until
-        if self._found_shut and until:
+        changed = self._found_room is not Room.LEFT and self._found_room is not self._room()
+        if (self._found_shut and until) or changed:
             with self.lock:
-                self._found_shut = False
+                self._found_shut, self._found_room = False, Room.LEFT
                 self.wake(-1)
 
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
@@ -299,10 +303,17 @@ class WorkQueue:
     # -- inside, with the lock held ------------------------------------------------------------------
 
     def _next(self) -> Lane | None:
-        """Give out a lane; with a full outbox none but those that commits wait for, where they do."""
-        if self._outbox is None or not self._outbox.full:
+        """Give out a lane; where outputs or state are full none but those that commits wait for, if any."""
+        full, room = self._outbox is not None and self._outbox.full, self._room()
+        if not full and room is Room.LEFT:
             return self.scheduler.next()
-        return self.scheduler.next_oldest() if self._stuck else None
+        if self._found_room is Room.LEFT:
+            self._found_room = room
+        held = (full and not self._stuck) or room.holds
+        return None if held else self.scheduler.next_oldest()
+
+    def _room(self) -> Room:
+        return Room.LEFT if self._state is None else self._state.room()
 
     def _note_stuck(self, nothing_to_take: bool) -> None:
         before, self._stuck = self._stuck, nothing_to_take and self._outbox is not None and self._outbox.full

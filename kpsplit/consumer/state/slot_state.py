@@ -8,7 +8,7 @@ takes the latest, and what is older than that is dropped when the commit succeed
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from threading import Lock
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from kpsplit.consumer.commit.writes import RecordPlace
-from kpsplit.consumer.state.slots import MAX_RECORD_BYTES, SlotId
+from kpsplit.consumer.state.slots import MAX_RECORD_BYTES, Room, SlotId
 from kpsplit.consumer.state.storage import RestoreMarker, Storage, Writes, successor
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 
@@ -40,10 +40,12 @@ class Pending:
 
     Attributes:
         bytes: of keys and values that wait.
+        passed_over: the latest commit took nothing of it, although something waited.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.passed_over = False
         self._versions: dict[bytes, list[_Version]] = {}
         self._sequence = 0
         self._cut: dict[bytes, _Version] | None = None
@@ -83,6 +85,7 @@ class Pending:
             raise ConflictError("a commit of this slot's state is under way", hint="end that one first")
         taken = {key: _latest(versions, covers) for key, versions in self._versions.items()}
         self._cut = {key: version for key, version in taken.items() if version is not None}
+        self.passed_over = bool(taken) and not self._cut
         return {key: version.value for key, version in self._cut.items()}
 
     def committed(self) -> None:
@@ -103,6 +106,14 @@ class Pending:
         self._versions.clear()
         self._cut = None
         self.bytes = 0
+        self.passed_over = False
+
+
+def room_left(waiting: Collection[Pending], bound: int) -> Room:
+    """Return whether more than what waits in all slots together may wait."""
+    if sum(pending.bytes for pending in waiting) < bound:
+        return Room.LEFT
+    return Room.STUCK if all(p.passed_over for p in waiting if p.bytes) else Room.FULL
 
 
 def _latest(versions: list[_Version], covers: Covers | None) -> _Version | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
@@ -29,6 +30,22 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 MAX_RECORD_BYTES = 900_000
 """Key and value together: below the changelog's ``max.message.bytes`` with all that Kafka adds."""
+
+
+class Room(Enum):
+    """Whether more state may be written before a commit."""
+
+    LEFT = "left"
+    FULL = "full"
+    """Nothing more may be processed before a commit has made room."""
+    STUCK = "stuck"
+    """Full, and commits find nothing to take: they wait for records that are not processed."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether nothing is given out: a commit can make room."""
+        return self is Room.FULL
+
 
 PLACE = struct.Struct(">IHH")
 """Partition, slots per partition, index: what names a slot within its topic."""
@@ -247,3 +264,6 @@ class StateHooks(Protocol):
 
     def wants_commit(self) -> bool:
         """Return whether so much waits that a commit should not be put off."""
+
+    def room(self) -> Room:
+        """Return whether more may wait."""

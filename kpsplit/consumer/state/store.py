@@ -27,8 +27,9 @@ from kpsplit.consumer.state.slot_state import (
     Work,
     WorkAttempt,
     current_work,
+    room_left,
 )
-from kpsplit.consumer.state.slots import JoinPolicy, SlotId
+from kpsplit.consumer.state.slots import JoinPolicy, Room, SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
@@ -37,7 +38,8 @@ from kpsplit.splitter.key_range import slot_index
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import changelog_topic
 
-MAX_PENDING_BYTES = 64 << 20
+MAX_PENDING_BYTES = 16 << 20
+"""One transaction has to write it within its 10 s: that takes brokers that accept 1.7 MB/s of a member."""
 KEEP_SECONDS = 7 * 86_400.0
 WARM_LAG = 1000
 
@@ -65,7 +67,9 @@ class StateStore:
         warm_seconds: how long, at most, a member that is about to join its group follows the changelogs of
             the group's slots before. The other members go on with the slots until then. 0: it joins at once.
         warm_lag: a copy is warm when it lacks so many changelog records at most.
-        max_pending_bytes: of writes that wait for a commit; above it ``wants_commit`` says so.
+        max_pending_bytes: of writes that wait for a commit. At half of it a commit does not wait for its
+            time; at all of it no record is given to a handler before a commit. A commit writes all of it in
+            one transaction, which the brokers end after 10 s.
         keep_seconds: how long the local state of slots that do not come back is kept.
 
     Raises:
@@ -93,6 +97,8 @@ class StateStore:
     ) -> None:
         if standbys < 0:
             raise ConfigurationError(f"standbys is {standbys}", hint="give 0 or more")
+        if max_pending_bytes < 1:
+            raise ConfigurationError(f"max_pending_bytes is {max_pending_bytes}", hint="give 1 or more")
         if warm_seconds < 0 or warm_lag < 0:
             raise ConfigurationError(
                 f"warm_seconds is {warm_seconds}, warm_lag is {warm_lag}", hint="give 0 or more"
@@ -351,8 +357,12 @@ class StateStore:
             self._warm = mine
 
     def wants_commit(self) -> bool:
-        """Return whether more than ``max_pending_bytes`` wait."""
-        return self._pending_bytes() > self._max_pending_bytes
+        """Return whether half of ``max_pending_bytes`` wait, or more."""
+        return 2 * self._pending_bytes() >= self._max_pending_bytes
+
+    def room(self) -> Room:
+        """Return whether more may wait: yes (LEFT), after a commit (FULL), or none can make room (STUCK)."""
+        return room_left([owned.pending for owned in list(self._owned.values())], self._max_pending_bytes)
 
     # -- the rest ----------------------------------------------------------------------------------
 

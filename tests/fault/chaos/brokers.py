@@ -71,26 +71,26 @@ class Brokers:
         leader = int(found["topics"][0]["partitions"][0]["leader_id"])
         return leader if leader >= 0 else None
 
-    def throttle(self, bytes_per_second: int | None, seconds: float) -> None:
-        """Set, or take away (None), the quota of every client; ask again until a broker has done it.
+    def throttle(self, bytes_per_second: int | None, seconds: float, client_id: str | None = None) -> None:
+        """Set, or take away (None), the quota of a client, or of each; ask again until a broker has done it.
 
         Raises:
             DeadlineExceededError: none does in time.
         """
         deadline = Deadline(seconds)
-        while (refused := self._set_quotas(bytes_per_second)) is not None:
+        while (refused := self._set_quotas(bytes_per_second, client_id)) is not None:
             deadline.check(f"quotas to be set ({refused})")
             deadline.pause(POLL_SECONDS)
 
-    def _set_quotas(self, bytes_per_second: int | None) -> str | None:
+    def _set_quotas(self, bytes_per_second: int | None, client_id: str | None) -> str | None:
         """Ask a broker for it; return why it did not. kafka-python has the request, no method for it."""
         from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
         data = AlterClientQuotasRequest.EntryData
         change = {"remove": True} if bytes_per_second is None else {"value": float(bytes_per_second)}
         names = ("producer_byte_rate", "consumer_byte_rate")
-        every = data.EntityData(entity_type="client-id", entity_name=None)
-        entry = data(entity=[every], ops=[data.OpData(key=name, **change) for name in names])
+        whose = data.EntityData(entity_type="client-id", entity_name=client_id)
+        entry = data(entity=[whose], ops=[data.OpData(key=name, **change) for name in names])
         request = AlterClientQuotasRequest(entries=[entry], validate_only=False)
 
         def question(client: Any) -> Any:
