@@ -62,10 +62,11 @@ class QuickLock(_Taken):
     """See the module. Not reentrant.
 
     ``first``: the lock for a thread that gets no signals, before others. ``at_once`` raises ``Busy`` if it is
-    not free. ``taken()`` returns whether a thread has it.
+    not free. ``taken()`` returns whether a thread has it, ``inside()`` whether it is this thread's compiled
+    call, which has no frame.
     """
 
-    __slots__ = ("_token", "_turnstile", "at_once", "first", "taken", "wanted")
+    __slots__ = ("_token", "_turnstile", "at_once", "first", "inside", "taken", "wanted")
 
     def __init__(self) -> None:
         self._token: SimpleQueue[Any] = SimpleQueue()
@@ -73,6 +74,7 @@ class QuickLock(_Taken):
         super().__init__(self._token.get, self._token.put)
         self.at_once = _Taken(self._token.get_nowait, self._token.put)
         self.taken = self._token.empty
+        self.inside: Callable[[], bool] = bool
         self._turnstile = threading.Lock()
         self.wanted: list[None] = []
         self.first = _First(self)
@@ -132,12 +134,16 @@ def refuse_reentry(lock: QuickLock, depth: int = 1) -> None:
     Raises:
         KpsplitError: this thread is inside the Producer already.
     """
-    frame: FrameType | None = sys._getframe(1 + depth) if lock.taken() else None
-    while frame is not None:
-        if frame.f_code in _holders:
-            raise KpsplitError(
-                "a signal handler or finaliser called the Producer in the middle of another call; "
-                "nothing was done",
-                hint="let the handler set a flag or raise, and call the Producer afterwards",
-            )
+    if not lock.taken():
+        return
+    ours = lock.inside()
+    frame: FrameType | None = sys._getframe(1 + depth)
+    while frame is not None and not ours:
+        ours = frame.f_code in _holders
         frame = frame.f_back
+    if ours:
+        raise KpsplitError(
+            "a signal handler or finaliser called the Producer in the middle of another call; "
+            "nothing was done",
+            hint="let the handler set a flag or raise, and call the Producer afterwards",
+        )

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, TracebackType
+from typing import Any, cast
 from zlib import crc32
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,9 +29,11 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import wrapped_one
+from kpsplit.producer import compiled
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
 from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send
+from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState, RouteWriter, SendState
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
 from kpsplit.splitter.lineage import SegmentKind
@@ -49,8 +51,16 @@ _NAME_IS_NO_TEXT = "expected header key to be unicode string"
 def is_refusal(error: BaseException) -> bool:
     """Return whether librdkafka itself raised an error. Call it in the frame that called produce()."""
     # A handler's frame stands in the traceback below the call; librdkafka's C code leaves no frame there.
-    below = error.__traceback__ and error.__traceback__.tb_next
-    if below is None:  # no Python between that frame and what was raised
+    return _is_librdkafkas(error.__traceback__ and error.__traceback__.tb_next)
+
+
+def is_refusal_without_frame(error: BaseException) -> bool:
+    """Return the same for the compiled produce(), which has no frame of its own."""
+    return isinstance(error, REFUSALS) and _is_librdkafkas(error.__traceback__)
+
+
+def _is_librdkafkas(below: TracebackType | None) -> bool:
+    if below is None:  # no Python between librdkafka's caller and what was raised
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     while below is not None:
@@ -171,7 +181,13 @@ class StampedSender:
             else:
                 slow(record, error, message)
 
-        return report
+        if compiled.fast is None:
+            return report
+        made = compiled.fast.report(
+            slow, only_errors, wrapped_one, globals(), compiled.CLOCK, compiled.CLOCK_ID, RouteWriter,
+            PartitionSendState,
+        )  # fmt: skip
+        return cast("Callable[[Bound, Any, Any], None]", made)
 
     @holds_lock
     def _slowly(self, bound: Bound, error: Any, message: Any) -> None:
@@ -304,7 +320,10 @@ class PassThroughSender:
             else:
                 callback(error, message)
 
-        return report
+        if compiled.fast is None:
+            return report
+        made = compiled.fast.plain_report(report, only_errors, state)
+        return cast("Callable[[Callback, Any, Any], None]", made)
 
 
 Produce = Callable[..., None]
@@ -395,4 +414,12 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                 raise
         general(topic, value, key, partition, callback, timestamp, headers)
 
-    return produce
+    if compiled.fast is None:
+        return produce
+    helpers = with_stamp, is_refusal_without_frame, raise_swallowed, crc32
+    whole_lock.inside = compiled.fast.inside()
+    made = compiled.fast.produce(
+        produce, send, report, plain_report, state, state.fast_routes, plain_topics, lock.__enter__,
+        lock.__exit__, wanted, header, default_callback, helpers, {}, whole_lock.inside,
+    )  # fmt: skip
+    return cast(Produce, made)
