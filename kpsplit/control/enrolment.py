@@ -7,11 +7,10 @@ when no group has them any more (protocol, section 10.15).
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import AGAIN, SlotsTopics, changed, create_own_topics
@@ -45,7 +44,6 @@ from kpsplit.splitter.records.control import (
 )
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
-    OFFSETS_TOPIC,
     SETTINGS_KEY,
     is_changelog_of,
     offsets_partition,
@@ -89,21 +87,26 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
     return created
 
 
-def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
+Withdraw = Callable[[Sequence[tuple[int, bytes]], Deadline], None]
+
+
+def withdraw_commits(
+    admin: ClusterAdmin, withdraw: Withdraw, topic: TopicFacts, deadline: Deadline
+) -> tuple[str, ...]:
     """Withdraw what all groups have committed for a topic; return these groups.
 
     Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
     pass over the first 1000 records of the new topic without a word.
+
+    Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
+    which was claimed when it was not: who claims it since, and may enrol it, has this refused.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(session.admin, parents, deadline)
+    fold = range_commits(admin, parents, deadline)
     stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
-    count = offset_log_partitions(session.admin) if stale else 0
-    for parent, keys in groupby(stale, itemgetter(0)):
-        tombstones = [(key.encode(), None) for _, key in keys]
-        partition = offsets_partition(parent, count)
-        with behind_a_change(done=parent != stale[0][0]):
-            session.writer().write_all(OFFSETS_TOPIC, tombstones, deadline, partition=partition)
+    if stale:
+        count = offset_log_partitions(admin)
+        withdraw([(offsets_partition(parent, count), key.encode()) for parent, key in stale], deadline)
     return tuple(sorted({key.group for _, key in stale}))
 
 
@@ -245,7 +248,7 @@ class Enroller:
         if known is not None and complete:
             return known
         if known != begun:
-            self._write("Enrol", known or before, begun, deadline)
+            self._write("Enrol", known or before, begun, deadline, None if known or not before else topic)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
@@ -331,8 +334,17 @@ class Enroller:
         """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
         return _expected(self._log(topic, deadline).look(deadline), expected, topic)
 
-    def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
+    def _write(
+        self,
+        name: str,
+        before: Enrolment | None,
+        enrolment: Enrolment,
+        deadline: Deadline,
+        made_again: TopicFacts | None = None,
+    ) -> None:
         """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
+
+        ``made_again``: the topic, if ``before`` is that of another one of its name.
 
         The look that decides comes after the claim: who claims the topic after it has the write refused. A
         look before it spares the others a claim that leads to nothing. Where another operator has written it
@@ -340,21 +352,34 @@ class Enroller:
         """
         started, topic = monotonic(), enrolment.topic
         log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
-        recorded = False
+        recorded = withdrew = False
         while not recorded:
-            for look in (log.look, log.claim):
-                if _expected(look(deadline), (before, *there), topic) in there:
-                    return
-            try:
-                log.record(enrolment, deadline, _UNSETTLED.format(topic))
-                recorded = True
-            except FencedError:
-                if log.look(deadline) not in (before, *there):
-                    raise
-                # Who claimed it since may write the same, and has the time to do so.
-                deadline.check(f"another operator to enrol topic {topic}")
-                time.sleep(_LOOK_AGAIN)
+            began = monotonic()
+            with behind_a_change(done=withdrew):
+                for look in (log.look, log.claim):
+                    if _expected(look(deadline), (before, *there), topic) in there:
+                        return
+                try:
+                    withdrew = self._withdraw(log.withdraw, made_again, deadline) or withdrew
+                    with behind_a_change(done=withdrew):
+                        log.record(enrolment, deadline, _UNSETTLED.format(topic))
+                    recorded = True
+                except FencedError as error:
+                    withdrew = withdrew or error.changed is True
+                    if log.look(deadline) not in (before, *there):
+                        raise
+                    deadline.check(f"another operator to enrol topic {topic}")
+                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
+                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    pause = _LOOK_AGAIN + random.uniform(0, 2 * (monotonic() - began))
+                    time.sleep(min(pause, deadline.left()))
         self._observe(StepDone(name, monotonic() - started, topic))
+
+    def _withdraw(self, withdraw: Withdraw, made_again: TopicFacts | None, deadline: Deadline) -> bool:
+        groups = withdraw_commits(self._admin, withdraw, made_again, deadline) if made_again else ()
+        for group in groups:
+            self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
+        return bool(groups)
 
 
 def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:
@@ -401,18 +426,14 @@ def enrol(
         check = check_records(session.admin, facts, partitioner, deadline)
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
-    groups, gone = tuple[str, ...](), False
+    gone = False
     before = view.enrolments.get(topic)  # maybe of the topic that had this name before
     if known is None and before is not None:
         refuse_another_topic(session.connection, topic, facts.topic_id)
         if (former := before.former) is not None:
             _refuse_readers(session, before, deadline)
-        groups = withdraw_commits(session, facts, deadline)
-        for group in groups:
-            observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
-        with behind_a_change(done=bool(groups)):
-            if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
-                gone = True
-                observer(StepDone("DeleteSlots", 0.0, former.topic))
-    with behind_a_change(done=gone or bool(groups)):
+        if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
+            gone = True
+            observer(StepDone("DeleteSlots", 0.0, former.topic))
+    with behind_a_change(done=gone):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)
