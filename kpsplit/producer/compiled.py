@@ -1,7 +1,7 @@
-"""The compiled versions of the calls that a record costs (``_fast.c``), where this installation has them.
+"""The compiled version of what a record costs (``_fast.c``), where this installation has it.
 
-``pip install`` builds them if there is a C compiler, and does without otherwise: each has its version in
-Python, which also takes whatever the compiled one does not. The environment variable ``KPSPLIT_COMPILED``
+``pip install`` builds it if there is a C compiler, and does without otherwise: each of its calls has a version
+in Python, which also takes whatever the compiled one does not. The environment variable ``KPSPLIT_COMPILED``
 chooses: 0 for Python, 1 for compiled or an error, unset for compiled where it is there.
 """
 
@@ -10,16 +10,22 @@ from __future__ import annotations
 import os
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 from kpsplit.clock import monotonic as system_clock
 from kpsplit.errors import ConfigurationError
 
 VARIABLE = "KPSPLIT_COMPILED"
+SOURCE = Path(__file__).with_name("_fast.c")
+"""There in a source tree; wheels are without it."""
 
 
-def load(wanted: str) -> ModuleType | None:
-    """Return the compiled module, None for the versions in Python.
+def load(wanted: str, source: Path = SOURCE) -> ModuleType | None:
+    """Return the compiled module, None for the version in Python.
+
+    What was built of another source is not used: beside an editable installation the source may change.
 
     Raises:
         ConfigurationError: the compiled module must be there and is not, or what is wanted is not clear.
@@ -29,14 +35,17 @@ def load(wanted: str) -> ModuleType | None:
     if wanted == "0":
         return None
     try:
-        return import_module("kpsplit.producer._fast")
+        found = import_module("kpsplit.producer._fast")
+        if source.exists() and found.source != crc32(source.read_bytes()):
+            raise ImportError("it was built of another _fast.c")
     except ImportError as error:
         if wanted:
             raise ConfigurationError(
                 f"{VARIABLE}=1, and kpsplit is installed without its compiled part: {error}",
-                hint="install kpsplit where there is a C compiler",
+                hint="install kpsplit (in a source tree: pip install -e .) where there is a C compiler",
             ) from error
         return None
+    return found
 
 
 CLOCK = system_clock
@@ -45,6 +54,11 @@ CLOCK_ID: int = system_clock.args[0] if isinstance(system_clock, partial) else -
 
 fast = load(os.environ.get(VARIABLE, ""))
 """The compiled module, read whenever a Producer is made."""
+
+
+def inside() -> bool:
+    """Return whether this thread is in the middle of a compiled call, which has no frame."""
+    return fast is not None and fast.inside()
 
 
 def in_use() -> str:

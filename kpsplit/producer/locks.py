@@ -31,6 +31,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kpsplit.errors import KpsplitError
+from kpsplit.producer import compiled
 
 Busy = Empty
 """What a lock that was not free in time raises."""
@@ -62,11 +63,10 @@ class QuickLock(_Taken):
     """See the module. Not reentrant.
 
     ``first``: the lock for a thread that gets no signals, before others. ``at_once`` raises ``Busy`` if it is
-    not free. ``taken()`` returns whether a thread has it, ``inside()`` whether it is this thread's compiled
-    call, which has no frame.
+    not free. ``taken()`` returns whether a thread has it.
     """
 
-    __slots__ = ("_token", "_turnstile", "at_once", "first", "inside", "taken", "wanted")
+    __slots__ = ("_token", "_turnstile", "at_once", "first", "taken", "wanted")
 
     def __init__(self) -> None:
         self._token: SimpleQueue[Any] = SimpleQueue()
@@ -74,7 +74,6 @@ class QuickLock(_Taken):
         super().__init__(self._token.get, self._token.put)
         self.at_once = _Taken(self._token.get_nowait, self._token.put)
         self.taken = self._token.empty
-        self.inside: Callable[[], bool] = bool
         self._turnstile = threading.Lock()
         self.wanted: list[None] = []
         self.first = _First(self)
@@ -141,7 +140,7 @@ def refuse_reentry(lock: QuickLock, depth: int = 1) -> None:
     """
     if not lock.taken():
         return
-    ours = lock.inside()
+    ours = compiled.inside()
     frame: FrameType | None = sys._getframe(1 + depth)
     while frame is not None and not ours:
         ours = frame.f_code in _holders

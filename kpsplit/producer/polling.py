@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import get_ident
 from time import sleep
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.error_map import error_of
-from kpsplit.producer import compiled
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.state import ProducerState
@@ -117,12 +116,7 @@ class Polling:
                         return served + run_queued() if queued else served
             return general(timeout)
 
-        if compiled.fast is None:
-            return poll
-        made = compiled.fast.poll(
-            poll, call, state, queued, run_queued, waiting, inside, in_a_call, lock.__enter__, lock.__exit__
-        )
-        return cast("Callable[..., int]", made)
+        return poll
 
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         me = get_ident()

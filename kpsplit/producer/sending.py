@@ -54,11 +54,6 @@ def is_refusal(error: BaseException) -> bool:
     return _is_librdkafkas(error.__traceback__ and error.__traceback__.tb_next)
 
 
-def is_refusal_without_frame(error: BaseException) -> bool:
-    """Return the same for the compiled produce(), which has no frame of its own."""
-    return isinstance(error, REFUSALS) and _is_librdkafkas(error.__traceback__)
-
-
 def _is_librdkafkas(below: TracebackType | None) -> bool:
     if below is None:  # no Python between librdkafka's caller and what was raised
         return True
@@ -90,6 +85,22 @@ def raise_swallowed(error: BaseException) -> None:
         "the record was not accepted",
         hint="let the handler set a flag as well, and look at it",
     ) from error
+
+
+def take_back(
+    error: BaseException, send_state: SendState, writer: RouteWriter, sequence: int, headers: Any
+) -> None:
+    """Count a record no longer that the compiled produce() counted, if librdkafka itself refused it.
+
+    Raises:
+        KeyboardInterrupt, KpsplitError: as ``raise_swallowed``.
+    """
+    # The compiled call has no frame of its own: the traceback begins with a handler's, if there is any.
+    if isinstance(error, REFUSALS) and _is_librdkafkas(error.__traceback__):
+        send_state.next_sequence = sequence
+        writer.sent -= 1
+        if not headers:
+            raise_swallowed(error)
 
 
 def _code_of(handler: Any) -> CodeType | None:
@@ -132,6 +143,7 @@ class StampedSender:
         self._state = state
         self._send = state.rdkafka.send
         self.report = self._make_report()
+        self.bind = self._make_bind()
 
     def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held); raises what its produce() does."""
@@ -139,7 +151,7 @@ class StampedSender:
         record = (send_state, writer, sequence, content.callback, every if content.headers else None)
         # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.note_sent(sequence)
-        bound = MethodType(self.report, record)
+        bound = self.bind(record)
         try:
             self._send(
                 writer.topic, content.value, content.key, writer.partition, bound, None, content.timestamp,
@@ -181,13 +193,13 @@ class StampedSender:
             else:
                 slow(record, error, message)
 
+        return report
+
+    def _make_bind(self) -> Callable[[Bound], Callable[[Any, Any], None]]:
+        """Return what binds the report to a record."""
         if compiled.fast is None:
-            return report
-        made = compiled.fast.report(
-            slow, only_errors, wrapped_one, globals(), compiled.CLOCK, compiled.CLOCK_ID, RouteWriter,
-            PartitionSendState,
-        )  # fmt: skip
-        return cast("Callable[[Bound, Any, Any], None]", made)
+            return partial(MethodType, self.report)
+        return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 
     @holds_lock
     def _slowly(self, bound: Bound, error: Any, message: Any) -> None:
@@ -320,10 +332,7 @@ class PassThroughSender:
             else:
                 callback(error, message)
 
-        if compiled.fast is None:
-            return report
-        made = compiled.fast.plain_report(report, only_errors, state)
-        return cast("Callable[[Callback, Any, Any], None]", made)
+        return report
 
 
 Produce = Callable[..., None]
@@ -416,10 +425,15 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
 
     if compiled.fast is None:
         return produce
-    helpers = with_stamp, is_refusal_without_frame, raise_swallowed, crc32
-    whole_lock.inside = compiled.fast.inside()
     made = compiled.fast.produce(
-        produce, send, report, plain_report, state, state.fast_routes, plain_topics, lock.__enter__,
-        lock.__exit__, wanted, header, default_callback, helpers, {}, whole_lock.inside,
+        produce, send, report, state.settings.only_errors, plain_report, state, state.fast_routes,
+        plain_topics, lock.__enter__, lock.__exit__, wanted, header, default_callback, with_stamp,
+        take_back, crc32,
     )  # fmt: skip
     return cast(Produce, made)
+
+
+if compiled.fast is not None:
+    compiled.fast.learn(
+        RouteWriter, PartitionSendState, globals(), compiled.CLOCK, compiled.CLOCK_ID, wrapped_one
+    )

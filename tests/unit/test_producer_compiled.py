@@ -46,7 +46,7 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_compiled
 def test_the_compiled_produce_has_the_signature_of_the_one_in_python() -> None:
     producer = Producer(UNREACHABLE)
-    assert producer.produce.__class__.__name__ == "Call"
+    assert type(producer.produce).__name__ == "Produce"
     (_, *parameters) = inspect.signature(Producer.produce).parameters
     assert list(inspect.signature(producer.produce).parameters) == parameters
     producer.close(0)
