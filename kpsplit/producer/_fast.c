@@ -13,8 +13,6 @@
 #include <structmember.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
-#include <time.h>
 
 #if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION)
 #error "this needs CPython's global interpreter lock; without it the producer's calls are in Python"
@@ -23,7 +21,6 @@
 #define SOURCE 0u /* the CRC-32 of this file: what was built of another one is not used */
 #endif
 #define MULTIPLIER 1640531527u
-#define PREFIX 21 /* bytes of a stamp before the sequence number */
 
 static PyObject *zero, *anywhere, *monotonic_name, *offset_name, *lease_until_name;
 
@@ -37,16 +34,14 @@ static const char *const slot_names[SLOTS] = {
     "last_offset", "segment", "parent", "next_sequence", "bounds", "writers"};
 static Py_ssize_t slot_at[SLOTS];
 static PyTypeObject *writer_type, *send_state_type;
-static PyObject *names, *clock_, *wrapped_one;
-static long clock_id;
+static PyObject *names, *complete_stamp, *wrapped_one;
 #define SLOT(object, slot) (*(PyObject **)((char *)(object) + slot_at[slot]))
 
 static PyObject *learn(PyObject *module, PyObject *given)
 {
-    PyObject *type[2], *scope, *clock, *wrapped;
-    long id;
-    if (!PyArg_ParseTuple(given, "O!O!O!OlO", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyDict_Type, &scope,
-                          &clock, &id, &wrapped)) return NULL;
+    PyObject *type[2], *scope, *complete, *wrapped;
+    if (!PyArg_ParseTuple(given, "O!O!O!OO", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyDict_Type, &scope,
+                          &complete, &wrapped)) return NULL;
     for (int i = 0; i < SLOTS; i++) {
         PyObject *member = PyObject_GetAttrString(type[i >= WRITER_SLOTS], slot_names[i]);
         if (!member) return NULL;
@@ -61,9 +56,8 @@ static PyObject *learn(PyObject *module, PyObject *given)
     writer_type = (PyTypeObject *)Py_NewRef(type[0]);
     send_state_type = (PyTypeObject *)Py_NewRef(type[1]);
     names = Py_NewRef(scope);
-    clock_ = Py_NewRef(clock);
+    complete_stamp = Py_NewRef(complete);
     wrapped_one = Py_NewRef(wrapped);
-    clock_id = id;
     Py_RETURN_NONE;
 }
 
@@ -82,17 +76,11 @@ static PyObject *one_more(PyObject *number)
 
 static int now(double *seconds) /* by its name: a simulation shows another clock */
 {
-    PyObject *clock = PyDict_GetItemWithError(names, monotonic_name), *read;
-    struct timespec at;
-    if (clock == clock_ && clock_id >= 0 && clock_gettime((clockid_t)clock_id, &at) == 0) {
-        *seconds = (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
-        return 0;
-    }
+    PyObject *clock = Py_XNewRef(PyDict_GetItemWithError(names, monotonic_name)), *read;
     if (!clock) {
         if (!PyErr_Occurred()) PyErr_SetObject(PyExc_NameError, monotonic_name);
         return -1;
     }
-    Py_INCREF(clock);
     read = PyObject_CallNoArgs(clock);
     Py_DECREF(clock);
     if (!read) return -1;
@@ -174,12 +162,15 @@ static PyObject *report_call(Report *self, PyObject *given, PyObject *named)
     return result;
 }
 
+static PyMemberDef report_members[] = {
+    {"__func__", T_OBJECT, offsetof(Report, python), READONLY, "As a method's."}, {NULL}};
 static PyTypeObject ReportType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kpsplit.producer._fast.Report",
     .tp_basicsize = sizeof(Report),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_dealloc = (destructor)report_dealloc,
     .tp_call = (ternaryfunc)report_call,
+    .tp_members = report_members,
 };
 
 static PyObject *report(PyObject *module, PyObject *given)
@@ -286,21 +277,6 @@ static PyObject *writer_of(PyObject *send_state, uint32_t hash)
     return Py_IS_TYPE(writer, writer_type) && SLOT(writer, OPEN) == Py_True ? Py_NewRef(writer) : NULL;
 }
 
-static PyObject *stamp_of(PyObject *prefix, PyObject *sequence)
-{
-    unsigned long long number = PyLong_AsUnsignedLongLong(sequence);
-    PyObject *stamp;
-    char *at;
-    if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-    if (!PyBytes_Check(prefix) || PyBytes_GET_SIZE(prefix) != PREFIX)
-        return PyErr_Format(PyExc_ValueError, "a stamp's prefix has %d bytes", PREFIX);
-    if (!(stamp = PyBytes_FromStringAndSize(NULL, PREFIX + 8))) return NULL;
-    at = PyBytes_AS_STRING(stamp);
-    memcpy(at, PyBytes_AS_STRING(prefix), PREFIX);
-    for (int i = 0; i < 8; i++) at[PREFIX + i] = (char)(number >> (56 - 8 * i));
-    return stamp;
-}
-
 /* All headers of a record (a new reference). */
 static PyObject *stamped(Produce *self, PyObject *headers, PyObject *stamp)
 {
@@ -336,7 +312,7 @@ static PyObject *send_stamped(Produce *self, PyObject *send_state, PyObject *key
     if (!writer) return NULL;
     sequence = Py_NewRef(SLOT(send_state, NEXT_SEQUENCE));
     if ((next = one_more(sequence)) && (sent = one_more(SLOT(writer, SENT))) &&
-        (stamp = stamp_of(SLOT(writer, STAMP_PREFIX), sequence)) &&
+        (stamp = PyObject_CallFunctionObjArgs(complete_stamp, SLOT(writer, STAMP_PREFIX), sequence, NULL)) &&
         (every = stamped(self, given[HEADERS], stamp))) {
         PyObject *const record[RECORD] = {send_state, writer, sequence, given[ON_REPORT],
                                           every == self->has[ONLY_STAMP] ? Py_None : every};
@@ -477,7 +453,7 @@ static PyObject *new_produce(PyObject *module, PyObject *given)
 /* -- the module -------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"learn", learn, METH_VARARGS, "learn(writer_type, send_state_type, names, clock, clock_id, wrapped_one)"},
+    {"learn", learn, METH_VARARGS, "learn(writer_type, send_state_type, names, complete_stamp, wrapped_one)"},
     {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, every))"},
     {"produce", new_produce, METH_VARARGS,
      "produce(python, send, report, only_errors, plain_report, state, fast_routes, fast_plain, take, give, wanted, "

@@ -8,13 +8,11 @@ chooses: 0 for Python, 1 for compiled or an error, unset for compiled where it i
 from __future__ import annotations
 
 import os
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-from kpsplit.clock import monotonic as system_clock
 from kpsplit.errors import ConfigurationError
 
 VARIABLE = "KPSPLIT_COMPILED"
@@ -47,10 +45,6 @@ def load(wanted: str, source: Path = SOURCE) -> ModuleType | None:
         return None
     return found
 
-
-CLOCK = system_clock
-CLOCK_ID: int = system_clock.args[0] if isinstance(system_clock, partial) else -1
-"""The number of the system's clock, -1 if it has none: then the compiled part asks the Python function."""
 
 fast = load(os.environ.get(VARIABLE, ""))
 """The compiled module, read whenever a Producer is made."""

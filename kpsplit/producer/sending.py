@@ -434,6 +434,4 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
 
 
 if compiled.fast is not None:
-    compiled.fast.learn(
-        RouteWriter, PartitionSendState, globals(), compiled.CLOCK, compiled.CLOCK_ID, wrapped_one
-    )
+    compiled.fast.learn(RouteWriter, PartitionSendState, globals(), complete_stamp, wrapped_one)
