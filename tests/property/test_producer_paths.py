@@ -190,10 +190,13 @@ producing = st.tuples(
     extras,
 )
 usual = st.tuples(
-    *map(st.just, ("produce", "places", "orders", b"a")),
-    st.sampled_from([*FIRSTS[:6], FIRSTS[0], *FIRSTS[-3:], b"k"]),
-    st.just("own"),
-    st.just({}),
+    st.just("produce"),
+    st.sampled_from(["names", "places"]),
+    st.sampled_from(["orders", "orders", "plain"]),
+    st.sampled_from([b"a", b"b", b"raises"]),
+    st.sampled_from([*FIRSTS[:6], FIRSTS[0], *FIRSTS[-3:], b"k", "k"]),
+    st.sampled_from(["own", "own", "none", "default"]),
+    st.sampled_from([{}, {}, {"headers": {"h": b"1"}}, {"headers": [("h", b"1")]}, {"partition": -1}]),
 )
 reporting = st.tuples(
     st.just("report"),
@@ -202,8 +205,19 @@ reporting = st.tuples(
 )
 others = st.sampled_from([("collect",), ("next_view",), ("lapse",), ("expire",), ("renew",), ("refuse",)])
 steps = st.lists(
-    st.one_of(usual, producing, reporting, reporting, others, st.tuples(st.just("room"), st.integers(0, 9))),
-    max_size=40,
+    st.one_of(
+        usual,
+        usual,
+        usual,
+        producing,
+        reporting,
+        reporting,
+        reporting,
+        others,
+        st.tuples(st.just("room"), st.integers(0, 9)),
+    ),
+    min_size=1,
+    max_size=60,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import sys
 import tracemalloc
 import weakref
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 from confluent_kafka import KafkaError, Message
@@ -21,16 +21,25 @@ from kpsplit.errors import ConfigurationError
 from kpsplit.producer import compiled
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.state import PASS_THROUGH, TopicRoute
+from kpsplit.splitter.records.data import STAMP_HEADER
 from tests.unit.test_producer_state import Ground
 
 needs_compiled = pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not built here")
 UNREACHABLE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
-@needs_compiled
-def test_what_is_built_is_todays_source() -> None:
-    source = Path(compiled.__file__).with_name("_fast.c").read_bytes()
-    assert compiled.fast is not None and compiled.fast.source == crc32(source), "run: make setup"
+BUILT = list(compiled.SOURCE.parent.glob("_fast.*.so"))
+
+
+@pytest.mark.skipif(not BUILT or os.environ.get(compiled.VARIABLE) == "0", reason="it is not built here")
+def test_what_is_built_is_used_because_it_is_of_todays_source(tmp_path: Path) -> None:
+    assert compiled.fast is not None, "run: make setup"
+    changed = tmp_path / "_fast.c"
+    changed.write_bytes(compiled.SOURCE.read_bytes() + b"/* newer */")
+    assert compiled.load("", changed) is None
+    with pytest.raises(ConfigurationError, match=r"built of another _fast\.c"):
+        compiled.load("1", changed)
+    assert compiled.load("1", tmp_path / "in a wheel") is compiled.fast
 
 
 def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +105,9 @@ class Echo:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("case", ["delivered", "failed", "raises", "refused", "plain", "plain raises", "odd"])
+@pytest.mark.parametrize(
+    "case", ["delivered", "moved", "failed", "raises", "refused", "plain", "plain raises", "odd"]
+)
 def test_nothing_stays_of_a_record(case: str) -> None:
     ground, echo = Ground(), Echo()
     ground.rdkafka.produce = echo.produce  # type: ignore[method-assign]
@@ -114,6 +125,8 @@ def test_nothing_stays_of_a_record(case: str) -> None:
         error=echo.error,
     )
     echo.refuses = case == "refused"
+    (writer,) = ground.fence.writers
+    writer.identity = case != "moved"
     topic = "plain" if case.startswith("plain") else "orders"
     polling = Polling(ground.state)
     poll = polling.at_once(echo.poll, lambda seconds: polling.serve(echo.poll, seconds))
@@ -136,18 +149,25 @@ def test_nothing_stays_of_a_record(case: str) -> None:
                 call()
         return weakref.ref(callback)
 
+    shared: list[Any] = [None, True, False, topic, STAMP_HEADER, writer, writer.stamp_prefix, writer.topic]
+    shared += [writer.segment, writer.parent, ground.fence, ground.fence.writers, ground.state, produce]
+    shared += [ground.stamped.report, ground.plain.report, echo.message, echo.error, ground.state.fast_routes]
+
     gc.disable()  # a cycle per record would be a leak as well
     try:
-        for number in range(200):
+        for number in range(50):
             assert record(number)() is None
+        counts = list(map(sys.getrefcount, shared))
         tracemalloc.start()
         grown = []
         for _ in range(3):  # threads of other tests may allocate as well
             before = tracemalloc.get_traced_memory()[0]
-            for number in range(500):
+            for number in range(150):
                 record(number)
             grown.append(tracemalloc.get_traced_memory()[0] - before)
     finally:
         tracemalloc.stop()
         gc.enable()
-    assert min(grown) < 500 * 8, "less than the smallest object per record"
+    changes = [now - then for now, then in zip(map(sys.getrefcount, shared), counts, strict=True)]
+    assert max(map(abs, changes)) < 150, "of 450 records"
+    assert min(grown) < 150 * 8, "less than the smallest object per record"

@@ -19,8 +19,6 @@ from tests.unit.test_producer_state import SPLIT as ORDERS_SPLIT
 from tests.unit.test_producer_state import UNSPLIT as ORDERS
 from tests.unit.test_producer_state import Ground
 
-pytestmark = pytest.mark.usefixtures("both_paths")
-
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 PREPARING, FENCED = apply(UNSPLIT, Prepare(SPLIT)), fenced(UNSPLIT, SPLIT)
 ME, MINE = str(PARENT), SPLIT.id
