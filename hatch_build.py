@@ -30,29 +30,34 @@ class CompiledPart(BuildHookInterface):  # type: ignore[type-arg]
         if self.target_name != "wheel" or wanted == "0":
             return
         self._scratch = mkdtemp()
-        built = compiled(Path(self.root), self._scratch, must=wanted == "1")
-        if built is None:
-            self.app.display_warning("no C compiler: the producer's calls are in Python")
-        elif version == "editable":
-            new = shutil.copy(built, Path(self.root) / FOLDER / f"{built.name}.new")
-            os.replace(new, Path(self.root) / FOLDER / built.name)  # a process may run the one before
-        else:
-            build_data["force_include"][str(built)] = str(FOLDER / built.name)
-            build_data["pure_python"], build_data["infer_tag"] = False, True
+        try:
+            built = compiled(Path(self.root), self._scratch)
+            if version == "editable":
+                new = shutil.copy(built, Path(self.root) / FOLDER / f"{built.name}.new")
+                os.replace(new, Path(self.root) / FOLDER / built.name)  # a process may run the one before
+            else:
+                build_data["force_include"][str(built)] = str(FOLDER / built.name)
+                build_data["pure_python"], build_data["infer_tag"] = False, True
+        except Exception as error:  # whatever it is: the package works without
+            if wanted == "1":
+                raise
+            self.app.display_warning(
+                f"the producer's calls are in Python: they cannot be compiled here ({error})"
+            )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Tidy up."""
         shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
 
 
-def compiled(root: Path, scratch: str, *, must: bool) -> Path | None:
-    """Compile; return the file, None if that is not possible and need not be."""
+def compiled(root: Path, scratch: str) -> Path:
+    """Compile, and return the file; raises what the compiler or setuptools does."""
     with chdir(root):
         macros = [("SOURCE", f"{crc32(SOURCE.read_bytes())}u")]
-        name = ".".join([*FOLDER.parts, SOURCE.stem])
-        part = Extension(name, [str(SOURCE)], define_macros=macros, optional=not must)
+        part = Extension(".".join([*FOLDER.parts, SOURCE.stem]), [str(SOURCE)], define_macros=macros)
         command: Any = Distribution({"name": "kpsplit", "ext_modules": [part]}).get_command_obj("build_ext")
         command.build_lib, command.build_temp = f"{scratch}/lib", f"{scratch}/temp"
         command.ensure_finalized()
         command.run()
-        return next((Path(scratch) / "lib" / FOLDER).glob("_fast.*"), None)
+        (built,) = (Path(scratch) / "lib" / FOLDER).glob("_fast.*")
+        return built
