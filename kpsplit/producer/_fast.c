@@ -280,9 +280,15 @@ static PyObject *writer_of(PyObject *send_state, uint32_t hash)
 /* All headers of a record (a new reference). */
 static PyObject *stamped(Produce *self, PyObject *headers, PyObject *stamp)
 {
-    PyObject *only = self->has[ONLY_STAMP]; /* one for all: librdkafka copies it, and the lock is ours */
-    if (header_count(headers) > 0) return PyObject_CallFunctionObjArgs(self->has[WITH_STAMP], headers, stamp, NULL);
-    return PyDict_SetItem(only, self->has[HEADER], stamp) < 0 ? NULL : Py_NewRef(only);
+    PyObject *only = self->has[ONLY_STAMP], *all, *pair; /* one for all: librdkafka copies it, and the lock is ours */
+    if (!header_count(headers)) return PyDict_SetItem(only, self->has[HEADER], stamp) < 0 ? NULL : Py_NewRef(only);
+    if (!PyList_CheckExact(headers))
+        return PyObject_CallFunctionObjArgs(self->has[WITH_STAMP], headers, stamp, NULL);
+    if (!(all = PyList_GetSlice(headers, 0, PyList_GET_SIZE(headers)))) return NULL;
+    pair = PyTuple_Pack(2, self->has[HEADER], stamp);
+    if (!pair || PyList_Append(all, pair) < 0) Py_CLEAR(all);
+    Py_XDECREF(pair);
+    return all;
 }
 
 /* The call of librdkafka raised: Python decides what to take back. It may raise another error instead. */

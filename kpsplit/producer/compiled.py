@@ -1,8 +1,8 @@
 """The compiled version of what a record costs (``_fast.c``), where this installation has it.
 
 ``pip install`` builds it if there is a C compiler, and does without otherwise: each of its calls has a
-version in Python, which also takes whatever the compiled one does not. The environment variable ``KPSPLIT_COMPILED``
-chooses: 0 for Python, 1 for compiled or an error, unset for compiled where it is there.
+version in Python, which also takes whatever the compiled one does not. The environment variable
+``KPSPLIT_COMPILED`` chooses: 0 for Python, 1 for compiled or an error, unset for compiled where it is there.
 """
 
 from __future__ import annotations
