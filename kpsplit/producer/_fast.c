@@ -52,12 +52,11 @@ static PyObject *learn(PyObject *module, PyObject *given)
         slot_at[i] = ((PyMemberDescrObject *)member)->d_member->offset;
         Py_DECREF(member);
     }
-    /* For good, and whatever was there before stays as well: this is called once, at the import. */
-    writer_type = (PyTypeObject *)Py_NewRef(type[0]);
-    send_state_type = (PyTypeObject *)Py_NewRef(type[1]);
-    names = Py_NewRef(scope);
-    complete_stamp = Py_NewRef(complete);
-    wrapped_one = Py_NewRef(wrapped);
+    Py_XSETREF(writer_type, (PyTypeObject *)Py_NewRef(type[0])); /* the same again for each Producer */
+    Py_XSETREF(send_state_type, (PyTypeObject *)Py_NewRef(type[1]));
+    Py_XSETREF(names, Py_NewRef(scope));
+    Py_XSETREF(complete_stamp, Py_NewRef(complete));
+    Py_XSETREF(wrapped_one, Py_NewRef(wrapped));
     Py_RETURN_NONE;
 }
 

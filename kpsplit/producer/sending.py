@@ -199,6 +199,7 @@ class StampedSender:
         """Return what binds the report to a record."""
         if compiled.fast is None:
             return partial(MethodType, self.report)
+        compiled.fast.learn(RouteWriter, PartitionSendState, globals(), complete_stamp, wrapped_one)
         return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 
     @holds_lock
@@ -431,7 +432,3 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
         take_back, crc32,
     )  # fmt: skip
     return cast(Produce, made)
-
-
-if compiled.fast is not None:
-    compiled.fast.learn(RouteWriter, PartitionSendState, globals(), complete_stamp, wrapped_one)
