@@ -82,6 +82,26 @@ def test_a_producer_that_is_dropped_with_records_under_way_is_collected() -> Non
     assert gone() is None
 
 
+@needs_compiled
+def test_a_thread_is_inside_the_compiled_call_while_librdkafka_is_called_and_no_longer() -> None:
+    ground, seen = Ground(), list[bool]()
+
+    def send(*arguments: Any) -> None:
+        seen.append(compiled.inside())
+        if arguments[1] == b"bad":
+            raise BufferError
+
+    ground.rdkafka.produce = send  # type: ignore[method-assign]
+    ground.state.fast_plain.add("plain")
+    produce = ground.producing(ground.held.produce)
+    for topic in ("orders", "plain"):
+        produce(topic, b"v", b"k")
+        with pytest.raises(BufferError):
+            produce(topic, b"bad", b"k")
+        assert not compiled.inside()
+    assert seen == [True] * 4
+
+
 class Echo:
     """librdkafka, which reports a record when it is asked to, or refuses it, and keeps nothing."""
 
