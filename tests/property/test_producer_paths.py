@@ -194,9 +194,9 @@ usual = st.tuples(
     st.sampled_from(["names", "places"]),
     st.sampled_from(["orders", "orders", "plain"]),
     st.sampled_from([b"a", b"b", b"raises"]),
-    st.sampled_from([*FIRSTS[:6], FIRSTS[0], *FIRSTS[-3:], b"k", "k"]),
+    st.sampled_from([*FIRSTS[:6], FIRSTS[0], *FIRSTS[-3:], b"k", "k", b""]),
     st.sampled_from(["own", "own", "none", "default"]),
-    st.sampled_from([{}, {}, {"headers": {"h": b"1"}}, {"headers": [("h", b"1")]}, {"partition": -1}]),
+    st.sampled_from([{}, {}, {"headers": {"h": b"1"}}, {"headers": [("h", b"1")]}, {"partition": 1}]),
 )
 reporting = st.tuples(
     st.just("report"),
