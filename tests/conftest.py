@@ -92,7 +92,7 @@ def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "python":
         monkeypatch.setattr(compiled, "fast", None)
     elif compiled.fast is None:
-        pytest.skip("the compiled part is not built here")
+        pytest.skip("the compiled part is not in use")
 
 
 @pytest.fixture(scope="session")

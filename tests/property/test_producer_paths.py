@@ -25,7 +25,7 @@ from tests.unit.samples import fenced, operated, split_attempt
 from tests.unit.test_producer_state import LONE, UNSPLIT, Ground
 
 FAST = compiled.fast
-pytestmark = pytest.mark.skipif(FAST is None, reason="the compiled part is not built here")
+pytestmark = pytest.mark.skipif(FAST is None, reason="the compiled part is not in use")
 SECOND = PhysicalPartition("orders", 1)
 SECOND_UNSPLIT = PartitionState.unsplit(SECOND, "id")
 FIRSTS = [key for key in (b"1" * n for n in range(1, 80)) if crc32(key) % 2 == 0]

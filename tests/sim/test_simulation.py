@@ -41,7 +41,7 @@ def test_one_seed_is_one_run() -> None:
     assert run_seed(8).events != one.events
 
 
-@pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not built here")
+@pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not in use")
 def test_the_compiled_calls_decide_as_those_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     by_compiled = [run_seed(seed, trace=True) for seed in range(60)]
     monkeypatch.setattr(compiled, "fast", None)

@@ -24,7 +24,7 @@ from kpsplit.producer.state import PASS_THROUGH, TopicRoute
 from kpsplit.splitter.records.data import STAMP_HEADER
 from tests.unit.test_producer_state import Ground
 
-needs_compiled = pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not built here")
+needs_compiled = pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not in use")
 UNREACHABLE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
