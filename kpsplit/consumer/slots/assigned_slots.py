@@ -211,7 +211,8 @@ class AssignedSlots:
         unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
         first = next(h for h in mine if h.slot in cursors)
         state, epochs = self.state(parent), self.epochs.of(parent, written)
-        return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
+        token = first.token(self.metadata.subscribed(parent.topic))
+        return Processed(state, first.mode, tuple(written), tuple(unchanged), token, epochs, ranges)
 
     def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
         """Return what a commit says in the terms of applications: one logical offset per partition.
