@@ -138,12 +138,14 @@ SECTIONS = (
         + " It sends one header as large as kpsplit's stamp, in the same loop with the same callback.",
         tuple(Row(f"stamped.{name}", what, 0.85) for name, what in LOOPS.items()),
         cost=(
-            "in Python, beside librdkafka's own call. With a librdkafka that does nothing, "
+            "in kpsplit's calls, beside librdkafka's own. With the calls in Python (where the first table "
+            "does not say compiled) and a librdkafka that does nothing, "
             "`produce()` costs 0.59 µs (the key's hash, the segment, the number, the stamp, the lock, "
             "the report's binding), its report 0.16 µs and a `poll(0)` 0.27 µs. Tried: a function "
             "with closure cells instead of methods, a lock made for it, one dictionary for all "
             "stamps, arguments by position, and one report function that is bound to the record. The "
-            "last took a lambda for each record from 0.39 to 0.69. What is left needs compiled code."
+            "last took a lambda for each record from 0.39 to 0.69. What is left needed compiled code: "
+            "[ADR 10](adr/0010-compiled-calls.md) compares the two."
         ),
     ),
     Section(

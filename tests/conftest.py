@@ -25,6 +25,7 @@ from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
+from kpsplit.producer import compiled
 from tests.measured import summary
 
 SERVED_SECONDS = 60.0
@@ -83,6 +84,15 @@ def clients_end(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.get_closest_marker("broker"):
         gc.collect()
+
+
+@pytest.fixture(params=["python", "compiled"])
+def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test with the Producer's calls in Python, and with the compiled ones if they are built."""
+    if request.param == "python":
+        monkeypatch.setattr(compiled, "fast", None)
+    elif compiled.fast is None:
+        pytest.skip("the compiled part is not in use")
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kpsplit.errors import KpsplitError
+from kpsplit.producer import compiled
 
 Busy = Empty
 """What a lock that was not free in time raises."""
@@ -137,12 +138,16 @@ def refuse_reentry(lock: QuickLock, depth: int = 1) -> None:
     Raises:
         KpsplitError: this thread is inside the Producer already.
     """
-    frame: FrameType | None = sys._getframe(1 + depth) if lock.taken() else None
-    while frame is not None:
-        if frame.f_code in _holders:
-            raise KpsplitError(
-                "a signal handler or finaliser called the Producer in the middle of another call; "
-                "nothing was done",
-                hint="let the handler set a flag or raise, and call the Producer afterwards",
-            )
+    if not lock.taken():
+        return
+    ours = compiled.inside()
+    frame: FrameType | None = sys._getframe(1 + depth)
+    while frame is not None and not ours:
+        ours = frame.f_code in _holders
         frame = frame.f_back
+    if ours:
+        raise KpsplitError(
+            "a signal handler or finaliser called the Producer in the middle of another call; "
+            "nothing was done",
+            hint="let the handler set a flag or raise, and call the Producer afterwards",
+        )

@@ -165,6 +165,11 @@ class PartitionSendState(Generic[P, W]):
     lease is not valid, nothing new is sent. ``tally`` counts what waits in several of them together.
     """
 
+    __slots__ = (
+        "_make_writer", "backlog", "bounds", "closing", "layout", "next_sequence", "state", "statistics",
+        "suspended", "topic_id", "transactions", "writers",
+    )  # fmt: skip
+
     def __init__(self, state: PartitionState, make_writer: Callable[[Segment], W], tally: Tally) -> None:
         self.state = state
         self.topic_id = state.topic_id

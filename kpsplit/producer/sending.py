@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, TracebackType
+from typing import Any, cast
 from zlib import crc32
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,9 +29,11 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import wrapped_one
+from kpsplit.producer import compiled
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
 from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send
+from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState, RouteWriter, SendState
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
 from kpsplit.splitter.lineage import SegmentKind
@@ -49,8 +51,11 @@ _NAME_IS_NO_TEXT = "expected header key to be unicode string"
 def is_refusal(error: BaseException) -> bool:
     """Return whether librdkafka itself raised an error. Call it in the frame that called produce()."""
     # A handler's frame stands in the traceback below the call; librdkafka's C code leaves no frame there.
-    below = error.__traceback__ and error.__traceback__.tb_next
-    if below is None:  # no Python between that frame and what was raised
+    return _is_librdkafkas(error.__traceback__ and error.__traceback__.tb_next)
+
+
+def _is_librdkafkas(below: TracebackType | None) -> bool:
+    if below is None:  # no Python between librdkafka's caller and what was raised
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     while below is not None:
@@ -80,6 +85,22 @@ def raise_swallowed(error: BaseException) -> None:
         "the record was not accepted",
         hint="let the handler set a flag as well, and look at it",
     ) from error
+
+
+def take_back(
+    error: BaseException, send_state: SendState, writer: RouteWriter, sequence: int, headers: Any
+) -> None:
+    """Count a record no longer that the compiled produce() counted, if librdkafka itself refused it.
+
+    Raises:
+        KeyboardInterrupt, KpsplitError: as ``raise_swallowed``.
+    """
+    # The compiled call has no frame of its own: the traceback begins with a handler's, if there is any.
+    if isinstance(error, REFUSALS) and _is_librdkafkas(error.__traceback__):
+        send_state.next_sequence = sequence
+        writer.sent -= 1
+        if not headers:
+            raise_swallowed(error)
 
 
 def _code_of(handler: Any) -> CodeType | None:
@@ -122,6 +143,7 @@ class StampedSender:
         self._state = state
         self._send = state.rdkafka.send
         self.report = self._make_report()
+        self.bind = self._make_bind()
 
     def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held); raises what its produce() does."""
@@ -129,7 +151,7 @@ class StampedSender:
         record = (send_state, writer, sequence, content.callback, every if content.headers else None)
         # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.note_sent(sequence)
-        bound = MethodType(self.report, record)
+        bound = self.bind(record)
         try:
             self._send(
                 writer.topic, content.value, content.key, writer.partition, bound, None, content.timestamp,
@@ -172,6 +194,13 @@ class StampedSender:
                 slow(record, error, message)
 
         return report
+
+    def _make_bind(self) -> Callable[[Bound], Callable[[Any, Any], None]]:
+        """Return what binds the report to a record."""
+        if compiled.fast is None:
+            return partial(MethodType, self.report)
+        compiled.fast.learn(RouteWriter, PartitionSendState, globals(), complete_stamp, wrapped_one)
+        return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 
     @holds_lock
     def _slowly(self, bound: Bound, error: Any, message: Any) -> None:
@@ -395,4 +424,11 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                 raise
         general(topic, value, key, partition, callback, timestamp, headers)
 
-    return produce
+    if compiled.fast is None:
+        return produce
+    made = compiled.fast.produce(
+        produce, send, report, state.settings.only_errors, plain_report, state, state.fast_routes,
+        plain_topics, lock.__enter__, lock.__exit__, wanted, header, default_callback, with_stamp,
+        take_back, crc32,
+    )  # fmt: skip
+    return cast(Produce, made)

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from kpsplit.producer import compiled
 from tests.sim import guards
 from tests.sim.__main__ import in_words
 from tests.sim.run import RunResult, kind_of, run_events, run_seed, shrink, sweep
@@ -38,6 +39,13 @@ def test_one_seed_is_one_run() -> None:
     assert one == other
     assert one.events and one.trace
     assert run_seed(8).events != one.events
+
+
+@pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not in use")
+def test_the_compiled_calls_decide_as_those_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_compiled = [run_seed(seed, trace=True) for seed in range(60)]
+    monkeypatch.setattr(compiled, "fast", None)
+    assert [run_seed(seed, trace=True) for seed in range(60)] == by_compiled
 
 
 def test_a_list_of_events_runs_as_the_seed_did() -> None:

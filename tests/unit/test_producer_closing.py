@@ -22,6 +22,8 @@ from tests.unit.samples import fenced
 from tests.unit.test_producer_interrupts import whole_producer
 from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 class Library:
     """The library's thread at the end: what it was given to publish."""

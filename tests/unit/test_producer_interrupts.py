@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import signal
 import threading
@@ -26,6 +27,8 @@ from kpsplit.splitter.records.producers import Certificate
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
 from tests.unit.samples import fenced, operated
 from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
+
+pytestmark = pytest.mark.usefixtures("both_paths")
 
 
 def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:
@@ -101,6 +104,53 @@ def test_a_record_that_librdkafka_refuses_counts_for_nothing(key: Any) -> None:
     ground.rdkafka.room = 1
     produce("orders", b"next", key)
     assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
+
+
+@pytest.mark.parametrize("topic", ["orders", "plain"])
+def test_what_is_counted_is_what_librdkafka_has_whenever_a_handler_raises(topic: str) -> None:
+    real = confluent_kafka.Producer(
+        {"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "linger.ms": 60_000, "log_level": 0}
+    )
+    ground, calls, interrupts, reports = Ground(), 0, 0, 0
+    ground.rdkafka.produce = real.produce  # type: ignore[method-assign]
+    ground.state.routes["plain"] = PASS_THROUGH
+    ground.state.fast_plain.add("plain")
+
+    def report(error: Any, message: Any) -> None:
+        nonlocal reports
+        reports += 1
+
+    produce = ground.producing(ground.held.produce, report)
+
+    def handler(number: int, frame: object) -> None:
+        if calls < 20_000:  # the last timer may run out after all calls
+            raise Interrupted
+
+    def send_until_interrupted() -> None:
+        nonlocal calls
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        while calls < 20_000:
+            calls += 1
+            produce(topic, b"v", b"k")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    gc.disable()  # finalizers lose what a handler raises in them
+    try:
+        while calls < 20_000:
+            try:
+                send_until_interrupted()
+            except (Interrupted, KpsplitError):
+                interrupts += 1
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, before)
+    real.purge()
+    real.flush(60)
+    ground.state.callbacks.run()
+    writer = ground.fence.writers[0]
+    assert interrupts > 10 and calls - interrupts <= reports <= calls
+    assert ground.fence.next_sequence == writer.sent == writer.done == (reports if topic == "orders" else 0)
 
 
 def test_a_handler_of_any_kind_is_told_from_librdkafka() -> None:
@@ -212,8 +262,10 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
     polling = Polling(ground.state)
     told: list[str] = []
     producer = whole_producer(ground)
+    poll = polling.at_once(lambda _: 0, lambda seconds: polling.serve(lambda _: 0, seconds))
     calls: list[Callable[[], Any]] = [
         lambda: produce("orders", b"inner", key),
+        lambda: poll(0),
         lambda: layout_stats(ground.state),
         polling.check_entry,
         polling.check_free,
@@ -271,6 +323,24 @@ def test_a_handler_is_refused_as_well_while_the_librarys_thread_waits_for_the_lo
     assert refused and ground.rdkafka.values == [b"outer"] and not thread.is_alive()
 
 
+@pytest.mark.parametrize("topic", ["orders", "plain"])
+def test_a_record_lets_the_librarys_thread_pass_that_wants_the_lock(topic: str) -> None:
+    """It comes to the lock only after it has been scheduled: an application in a loop would keep it away."""
+    ground = Ground()
+    ground.state.routes["plain"] = PASS_THROUGH
+    ground.state.fast_plain.add("plain")
+    produce, lock = producing(ground), ground.state.lock
+    thread = threading.Thread(target=produce, args=(topic, b"v", b"k"), daemon=True)
+    with lock._turnstile:
+        lock.wanted.append(None)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and ground.rdkafka.values == []
+        lock.wanted.clear()
+    thread.join(10)
+    assert ground.rdkafka.values == [b"v"]
+
+
 def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
     """The calls that look for re-entry must not take their own frames for it."""
     ground = Ground()
@@ -303,9 +373,10 @@ def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
     assert not failed
 
 
-@pytest.mark.parametrize("headers", [{"n": b"1"}, [("n", b"1")]])
-def test_a_stray_is_sent_again_with_the_headers_that_it_was_produced_with(headers: Any) -> None:
+@pytest.mark.parametrize("kind", [dict, list])
+def test_a_stray_is_sent_again_with_the_headers_that_it_was_produced_with(kind: Any) -> None:
     ground = Ground()
+    headers = kind([("n", b"1")])
     producing(ground)("orders", b"v", b"k", headers=headers)
     headers.clear()
     ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))

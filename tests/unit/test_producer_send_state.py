@@ -392,7 +392,9 @@ def test_what_the_log_says_later_counts_whatever_its_revision() -> None:
     assert fence.state is taken_back and released(fence) == [(0, record.sequence)]
 
 
-def test_a_hundred_thousand_held_records_are_released_in_one_pass_each() -> None:
+def test_a_hundred_thousand_held_records_are_released_in_one_pass_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Counted, not timed: what a portion costs does not grow with what is left."""
     fence = fence_of()
     fence.suspend(True)
@@ -400,15 +402,14 @@ def test_a_hundred_thousand_held_records_are_released_in_one_pass_each() -> None
         fence.hold(LOW, "r")
     fence.suspend(False)
     calls = 0
-    real = fence.writer_for
+    real = PartitionSendState.writer_for
 
-    def counting(key: int | None, sequence: int) -> Any:
+    def counting(self: Any, key: int | None, sequence: int) -> Any:
         nonlocal calls
         calls += 1
-        return real(key, sequence)
+        return real(self, key, sequence)
 
-    patch: Any = fence
-    patch.writer_for = counting
+    monkeypatch.setattr(PartitionSendState, "writer_for", counting)
     portions = 0
     while released(fence, 500):
         portions += 1

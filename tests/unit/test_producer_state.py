@@ -37,6 +37,8 @@ from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced, merge_attempt, operated, split_attempt
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 PARENT = PhysicalPartition("orders", 0)
 UNSPLIT = PartitionState.unsplit(PARENT, "id")
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))

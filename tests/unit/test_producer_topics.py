@@ -26,6 +26,8 @@ from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionSt
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from tests.unit.test_producer_state import Ground
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 class Tail:
     """A control topic that enrols some topics, read to its end."""

@@ -1,0 +1,63 @@
+"""Builds the producer's compiled part (``kpsplit/producer/_fast.c``) into a wheel where there is a compiler.
+
+Without one the wheel is of Python alone, and works. The environment variable ``KPSPLIT_COMPILED`` chooses: 0
+does not try, 1 makes a failure an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import chdir
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from zlib import crc32
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from setuptools import Distribution, Extension
+
+FOLDER = Path("kpsplit/producer")
+SOURCE = FOLDER / "_fast.c"
+
+
+class CompiledPart(BuildHookInterface):  # type: ignore[type-arg]
+    """Hatchling's hook."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile into the wheel, or beside the source for an editable installation."""
+        wanted = os.environ.get("KPSPLIT_COMPILED", "")
+        if self.target_name != "wheel" or wanted == "0":
+            return
+        self._scratch = mkdtemp()
+        try:
+            built = compiled(Path(self.root), self._scratch)
+            if version == "editable":
+                new = shutil.copy(built, Path(self.root) / FOLDER / f"{built.name}.new")
+                os.replace(new, Path(self.root) / FOLDER / built.name)  # a process may run the one before
+            else:
+                build_data["force_include"][str(built)] = str(FOLDER / built.name)
+                build_data["pure_python"], build_data["infer_tag"] = False, True
+        except Exception as error:  # whatever it is: the package works without
+            if wanted == "1":
+                raise
+            self.app.display_warning(
+                f"the producer's calls are in Python: they cannot be compiled here ({error})"
+            )
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Tidy up."""
+        shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
+
+
+def compiled(root: Path, scratch: str) -> Path:
+    """Compile, and return the file; raises what the compiler or setuptools does."""
+    with chdir(root):
+        macros = [("SOURCE", f"{crc32(SOURCE.read_bytes())}u")]
+        part = Extension(".".join([*FOLDER.parts, SOURCE.stem]), [str(SOURCE)], define_macros=macros)
+        command: Any = Distribution({"name": "kpsplit", "ext_modules": [part]}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = f"{scratch}/lib", f"{scratch}/temp"
+        command.ensure_finalized()
+        command.run()
+        (built,) = (Path(scratch) / "lib" / FOLDER).glob("_fast.*")
+        return built
