@@ -100,9 +100,17 @@ class Metadata:
         over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
         return subscribed(topic, enrolment, lease_over=over)
 
-    def state(self, parent: PhysicalPartition) -> PartitionState:
-        """Return a partition's state; that of a topic that is not enrolled is unsplit."""
-        return self.view.state(parent) or PartitionState.unsplit(parent, "")
+    def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
+        """Return a partition's state; that of a topic that is not enrolled is unsplit.
+
+        ``left``: that of a topic that is back with plain clients is its last one.
+        """
+        if left and (last := self.view.left_states.get(parent)) is not None:
+            return last
+        enrolment = self.view.enrolments.get(parent.topic)
+        back = enrolment is not None and enrolment.returning and self.subscribed(parent.topic).mode.plain
+        state = None if back and not left else self.view.state(parent)
+        return state or PartitionState.unsplit(parent, "")
 
     # -- keeping it fresh --------------------------------------------------------------------------
 

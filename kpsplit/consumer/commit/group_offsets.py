@@ -194,6 +194,9 @@ class GroupOffsets:
         bare: dict[str, list[StartRequest]] = {}
         for w, lineage in ((w, w.lineage) for w in missing):
             own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+            if own:  # what was retired since is read, or lost to this group
+                gone = (s for s in lineage if s.source.topic in w.retired and s.end is not None)
+                own = {s.source: s.end for s in gone if s.end is not None} | own
             if w.reset:
                 bare.setdefault(self._reset, []).append(w)
             elif own:

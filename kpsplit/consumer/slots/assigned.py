@@ -195,7 +195,7 @@ class AssignedSlot:
     @property
     def may_be_shared(self) -> bool:
         """Whether other members may have read its records otherwise than by this slot."""
-        return self.mode is Mode.SLOTS and not self.by_hand
+        return self.mode in (Mode.SLOTS, Mode.WHOLE) and not self.by_hand
 
     @property
     def begun_at(self) -> tuple[Cursor, ...]:

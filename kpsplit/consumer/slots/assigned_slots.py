@@ -94,6 +94,7 @@ class AssignedSlots:
         self.assigned = self.handed_over = self.lost = self.withheld = 0
         self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
         self._ordered: tuple[AssignedSlot, ...] = ()
+        self._along_lineage: set[PhysicalPartition] = set()
         self._epoch = 0
 
     # -- which there are ---------------------------------------------------------------------------
@@ -163,6 +164,7 @@ class AssignedSlots:
         self._order()
 
     def _order(self) -> None:
+        self._along_lineage = {h.parent for h in self._by_slot.values() if not h.mode.plain}
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
 
     def _next_epoch(self) -> int:
@@ -172,10 +174,15 @@ class AssignedSlots:
     # -- how far they are --------------------------------------------------------------------------
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
-        return self.metadata.state(parent)
+        """Return a partition's state, as what is held of it is read.
+
+        One that is held along its lineage is handed over by that, though the topic is plain again by the view.
+        """
+        left = parent in self._along_lineage
+        return self.metadata.state(parent, left=True) if left else self.metadata.state(parent)
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
-        return self.metadata.state(parent).lineage
+        return self.state(parent).lineage
 
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
@@ -187,6 +194,9 @@ class AssignedSlots:
         """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
         if ahead is None:
+            if assigned.mode is Mode.WHOLE and len(cursors) > 1:
+                # A partition that returns to plain clients: one offset must say it all, as theirs does.
+                return (least(lineage, cursors),)
             return tuple(c.settled(lineage) for c in cursors)
         if ahead.caught_up(cursors, lineage):
             assigned.ahead = None  # from now on the cursors themselves say it all
