@@ -376,13 +376,13 @@ class EnrolmentLog(FencedLog):
         self._producer = OperatorProducer(connection, enroller_transactional_id(topic), f"topic {topic}")
 
     def look(self, deadline: Deadline) -> Enrolment | None:
-        """Return the enrolment that is recorded now; fences nobody."""
-        return self._tail.read_all(deadline).enrolments.get(self._topic)
+        """Return the enrolment that is recorded now, be it of a topic that is left; fences nobody."""
+        return self._tail.read_all(deadline).recorded(self._topic)
 
     def claim(self, deadline: Deadline) -> Enrolment | None:
         """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
         self._fence(self._mark, deadline)
-        return self._tail.view.enrolments.get(self._topic)
+        return self._tail.view.recorded(self._topic)
 
     def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
         """Write an enrolment, and read it back; ``hint``: the next step where that fails.

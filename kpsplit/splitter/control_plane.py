@@ -330,7 +330,7 @@ class ControlView:
             self._move_states(topic, enrolment.left)
 
     def _move_states(self, topic: str, left: bool) -> None:
-        """Set the states of a topic's partitions aside, or take them back: the log may give them in any order."""
+        """Set the states of a topic's partitions aside, or take them back, in whatever order they come."""
         into, out_of = (self.left_states, self.states) if left else (self.states, self.left_states)
         for parent in [p for p in out_of if p.topic == topic]:
             into[parent] = out_of.pop(parent)

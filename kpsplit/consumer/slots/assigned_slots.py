@@ -120,9 +120,8 @@ class AssignedSlots:
     def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
         return [h for h in self if h.parent == parent]
 
-    def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
-        wanted = frozenset(stages)
-        return [h for h in self._ordered if h.stage in wanted]
+    def on(self, stages: Collection[SlotStage]) -> list[AssignedSlot]:
+        return [h for h in self._ordered if h.stage in stages]
 
     def in_sink(self) -> list[AssignedSlot]:
         return [h for h in self._ordered if h.in_sink]
@@ -174,12 +173,8 @@ class AssignedSlots:
     # -- how far they are --------------------------------------------------------------------------
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
-        """Return a partition's state, as what is held of it is read.
-
-        One that is held along its lineage is handed over by that, though the topic is plain again by the view.
-        """
-        left = parent in self._along_lineage
-        return self.metadata.state(parent, left=True) if left else self.metadata.state(parent)
+        """Return a partition's state as what is held of it is read, though the topic may be plain by now."""
+        return self.metadata.state(parent, left=parent in self._along_lineage)
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
         return self.state(parent).lineage
@@ -220,9 +215,9 @@ class AssignedSlots:
         ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
         written = [c for h in mine for c in cursors.get(h.slot, ())]
         unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
-        first = next(h for h in mine if h.slot in cursors)
-        state, epochs = self.state(parent), self.epochs.of(parent, written)
-        return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
+        first, epochs = next(h for h in mine if h.slot in cursors), self.epochs.of(parent, written)
+        pieces = tuple(written), tuple(unchanged)
+        return Processed(self.state(parent), first.mode, *pieces, first.place, epochs, ranges)
 
     def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
         """Return what a commit says in the terms of applications: one logical offset per partition.
@@ -329,10 +324,9 @@ class AssignedSlots:
 
     def withdraw(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Read, hand out and commit nothing more of slots that are another member's; they are held still."""
-        self._take_back(assigned_slots)
         for assigned in assigned_slots:
             assigned.gone = True
-            assigned.stage, assigned.start, assigned.committed = SlotStage.STOPPED, None, ()
+        self.start_anew(assigned_slots)
 
     def read_again(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Have slots that were withdrawn start again: they are this member's after all."""
@@ -374,9 +368,8 @@ class AssignedSlots:
 
     def unsure(self) -> list[AssignedSlot]:
         """Return the slots with state of which a record is being worked on: whether it will count is open."""
-        if self.state_binding.store is None:
-            return []
-        return [h for h in self.in_sink() if not self.sink.release([h.slot])]
+        in_sink = self.in_sink() if self.state_binding.store is not None else []
+        return [h for h in in_sink if not self.sink.release([h.slot])]
 
     def hand_to(self, sink: RecordSink, processed: Cursors, *, auto_store: bool) -> None:
         """Have records go to another sink from now on, each slot from where it is processed."""
@@ -386,8 +379,7 @@ class AssignedSlots:
         self.sink.dropped(slots)
         self.sink, self.auto_store = sink, auto_store
         for assigned in self:
-            # Slots restart there; kept, it would take later commits back.
-            assigned.stored = None
+            assigned.stored = None  # slots restart there; kept, it would take later commits back
         for assigned in in_sink:
             self._restart(assigned, processed[assigned.slot] or assigned.begun_at)
 
@@ -497,13 +489,11 @@ class StateBinding:
 
     def broken(self, assigned_slots: Iterable[AssignedSlot]) -> list[AssignedSlot]:
         """Return the slots whose local state could not follow a commit: what waited of them is gone."""
-        if self.store is None:
-            return []
-        return [h for h in assigned_slots if h.restore.taken and not self._is_there(self.store, h.slot)]
+        return [h for h in assigned_slots if h.restore.taken and not self._is_there(h.slot)]
 
-    def _is_there(self, store: StateHooks, slot: OwnedSlot) -> bool:
+    def _is_there(self, slot: OwnedSlot) -> bool:
         try:
-            return store.ready(slot)
+            return self.store is None or self.store.ready(slot)
         except KpsplitError as error:
             log.warning("kpsplit: the state of %s: %s", slot, error)
             return False

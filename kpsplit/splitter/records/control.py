@@ -99,7 +99,7 @@ class Enrolment:
 
     @property
     def left(self) -> bool:
-        """Whether the topic is back with plain clients: this record only keeps what must not be used again."""
+        """Whether the topic is back with plain clients; the record keeps what must not be used again."""
         return self.returning and self.settled and self.former_slots is None
 
     @property
