@@ -23,6 +23,7 @@ from kpsplit.control import doctor, enrolment, examination
 from kpsplit.control.doctor import Findings, SetAside
 from kpsplit.control.operations import PartitionOperations, await_drained
 from kpsplit.control.plans import Check, HotKey, Plan
+from kpsplit.control.returning import Obstacle
 from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
 from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import (
@@ -36,6 +37,7 @@ from kpsplit.control.status import (
     progress_of_groups,
     statuses,
 )
+from kpsplit.control.unenrolment import ReturnPlan, Unenroller
 from kpsplit.kafka.connection import Connection, read_properties
 from kpsplit.splitter.control_plane import ControlView, Registrations
 from kpsplit.splitter.driver import Observer, StepDone
@@ -65,6 +67,8 @@ __all__ = [
     "Whence",
     "Retirable",
     "Forgettable",
+    "ReturnPlan",
+    "Obstacle",
     "Findings",
     "SetAside",
     "Observer",
@@ -156,6 +160,38 @@ class Admin:
             AuthorizationError: the slots cannot be changed, because groups may be hidden from us.
         """
         return enrolment.enrol(self._session, topic, partitioner, observer, slots)
+
+    def plan_unenrol(self, topic: str) -> ReturnPlan:
+        """Return how far a topic is on its way back to plain clients, and what is before it.
+
+        Changes nothing.
+
+        Raises:
+            UsageError: the topic is not enrolled and never was. AuthorizationError: groups may be hidden.
+        """
+        return Unenroller(self._session, topic, ignore_steps).plan()
+
+    def unenrol(
+        self, topic: str, observer: Observer = ignore_steps, *, wait_seconds: float = 0.0
+    ) -> Enrolment:
+        """Lead a topic back to plain clients; return its last record. Where a run broke off it goes on.
+
+        Waits for two leases, and until each group stands at one ordinary offset in each partition.
+
+        Args:
+            topic: enrolled, and neither split nor with sub-topics that are not retired.
+            observer: called with each step that is done, in this thread; it hears of groups that are waited
+                for.
+            wait_seconds: how long groups are waited for before anything is recorded.
+
+        Raises:
+            UsageError: the topic is not enrolled and never was.
+            CheckFailedError: something forbids it; the hint is the command that helps.
+            DeadlineExceededError: a group did not come so far in time; the topic is on its way, see
+                ``changed``.
+            ConflictError: somebody enrolled the topic otherwise meanwhile.
+        """
+        return Unenroller(self._session, topic, observer, wait_seconds).run()
 
     # -- split and merge -----------------------------------------------------------------------------
 

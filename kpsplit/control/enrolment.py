@@ -135,19 +135,27 @@ def existing_enrolment(topic: TopicFacts, partitioner: Partitioner, view: Contro
     """Return the enrolment that a topic has already, None if it has none.
 
     Raises:
-        ConflictError: it is enrolled with another partitioner, or the topic is not the one that was enrolled.
+        ConflictError: it is enrolled with another partitioner, the topic is not the one that was enrolled, or
+            it is being returned to plain clients.
     """
-    known = view.enrolments.get(topic.name)
+    known = view.recorded(topic.name)
     if known is None:
         return None
     if known.topic_id != topic.topic_id:
-        touched = sorted(str(p) for p in view.states if p.topic == topic.name)
+        touched = sorted(str(p) for p in (*view.states, *view.left_states) if p.topic == topic.name)
         if touched:
             raise ConflictError(
                 f"topic {topic.name} was deleted and made again; {touched[0]} has a lineage of the old one",
                 hint="make the topic under another name and enroll that",
             )
         return None
+    if known.left:
+        return None
+    if known.returning:
+        raise ConflictError(
+            known.change_text,
+            hint=f"to finish that run: kpsplit unenroll {topic.name}; then it can be enrolled again",
+        )
     if known.partitioner is not partitioner:
         raise ConflictError(
             f"topic {topic.name} is enrolled with partitioner {known.partitioner}, not {partitioner}",
@@ -325,14 +333,21 @@ class Enroller:
 
     # -- records -----------------------------------------------------------------------------------
 
+    def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
+        self.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
+
     def _refuse_another(
         self, expected: Sequence[Enrolment | None], topic: str, deadline: Deadline
     ) -> Enrolment | None:
         """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
         return _expected(self._log(topic, deadline).look(deadline), expected, topic)
 
-    def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
+    def write(
+        self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline, hint: str
+    ) -> None:
         """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
+
+        ``hint``: the next step where it is written and cannot be read back.
 
         The look that decides comes after the claim: who claims the topic after it has the write refused. A
         look before it spares the others a claim that leads to nothing. Where another operator has written it
@@ -346,7 +361,7 @@ class Enroller:
                 if _expected(look(deadline), (before, *there), topic) in there:
                     return
             try:
-                log.record(enrolment, deadline, _UNSETTLED.format(topic))
+                log.record(enrolment, deadline, hint)
                 recorded = True
             except FencedError:
                 if log.look(deadline) not in (before, *there):
@@ -402,7 +417,7 @@ def enrol(
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     groups, gone = tuple[str, ...](), False
-    before = view.enrolments.get(topic)  # maybe of the topic that had this name before
+    before = view.recorded(topic)  # of the topic that had this name before, or of this one until it was left
     if known is None and before is not None:
         refuse_another_topic(session.connection, topic, facts.topic_id)
         if (former := before.former) is not None:
