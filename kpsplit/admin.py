@@ -23,7 +23,6 @@ from kpsplit.control import doctor, enrolment, examination
 from kpsplit.control.doctor import Findings, SetAside
 from kpsplit.control.operations import PartitionOperations, await_drained
 from kpsplit.control.plans import Check, HotKey, Plan
-from kpsplit.control.returning import Obstacle
 from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
 from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import (
@@ -37,7 +36,6 @@ from kpsplit.control.status import (
     progress_of_groups,
     statuses,
 )
-from kpsplit.control.unenrolment import ReturnPlan, Unenroller
 from kpsplit.kafka.connection import Connection, read_properties
 from kpsplit.splitter.control_plane import ControlView, Registrations
 from kpsplit.splitter.driver import Observer, StepDone
@@ -67,8 +65,6 @@ __all__ = [
     "Whence",
     "Retirable",
     "Forgettable",
-    "ReturnPlan",
-    "Obstacle",
     "Findings",
     "SetAside",
     "Observer",
@@ -161,15 +157,13 @@ class Admin:
         """
         return enrolment.enrol(self._session, topic, partitioner, observer, slots)
 
-    def plan_unenrol(self, topic: str) -> ReturnPlan:
-        """Return how far a topic is on its way back to plain clients, and what is before it.
-
-        Changes nothing.
+    def plan_unenrol(self, topic: str) -> list[Check]:
+        """Return what forbids leading a topic back to plain clients now: failed checks. Changes nothing.
 
         Raises:
             UsageError: the topic is not enrolled and never was. AuthorizationError: groups may be hidden.
         """
-        return Unenroller(self._session, topic, ignore_steps).plan()
+        return enrolment.plan_unenrol(self._session, topic)
 
     def unenrol(
         self, topic: str, observer: Observer = ignore_steps, *, wait_seconds: float = 0.0
@@ -180,18 +174,17 @@ class Admin:
 
         Args:
             topic: enrolled, and neither split nor with sub-topics that are not retired.
-            observer: called with each step that is done, in this thread; it hears of groups that are waited
-                for.
+            observer: called with each step that is done, in this thread, and with groups that are waited for.
             wait_seconds: how long groups are waited for before anything is recorded.
 
         Raises:
             UsageError: the topic is not enrolled and never was.
             CheckFailedError: something forbids it; the hint is the command that helps.
-            DeadlineExceededError: a group did not come so far in time; the topic is on its way, see
-                ``changed``.
+            DeadlineExceededError: a group did not come so far in time; if ``changed``, the topic is on its
+                way.
             ConflictError: somebody enrolled the topic otherwise meanwhile.
         """
-        return Unenroller(self._session, topic, observer, wait_seconds).run()
+        return enrolment.unenrol(self._session, topic, observer, wait_seconds)
 
     # -- split and merge -----------------------------------------------------------------------------
 

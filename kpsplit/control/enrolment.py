@@ -8,29 +8,32 @@ when no group has them any more (protocol, section 10.15).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import AGAIN, SlotsTopics, changed, create_own_topics
 from kpsplit.control.plans import Check, Sample, partitioner_check, sample_partition
-from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
+from kpsplit.control.session import (
+    LOOK_AGAIN_SECONDS,
+    ClusterSession,
+    EnrolmentRecords,
+    ignore_steps,
+    lease_seconds,
+    wait_a_lease,
+)
+from kpsplit.control.unenrolment import EFFORT_SECONDS, Unenroller, changelogs_of, withdraw_commits
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
-    FencedError,
     UsageError,
     behind_a_change,
     duration,
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.coordinators import group_names
-from kpsplit.kafka.groups import range_commits, readers_of, readers_of_topics
+from kpsplit.kafka.groups import readers_of, readers_of_topics
 from kpsplit.kafka.kafka_python import refuse_another_topic
-from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -45,10 +48,7 @@ from kpsplit.splitter.records.control import (
 )
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
-    OFFSETS_TOPIC,
     SETTINGS_KEY,
-    is_changelog_of,
-    offsets_partition,
 )
 
 MOST_OFFSETS_PARTITIONS = 10_000
@@ -89,32 +89,11 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
     return created
 
 
-def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
-    """Withdraw what all groups have committed for a topic; return these groups.
-
-    Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
-    pass over the first 1000 records of the new topic without a word.
-    """
-    parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(session.admin, parents, deadline)
-    stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
-    count = offset_log_partitions(session.admin) if stale else 0
-    for parent, keys in groupby(stale, itemgetter(0)):
-        tombstones = [(key.encode(), None) for _, key in keys]
-        partition = offsets_partition(parent, count)
-        with behind_a_change(done=parent != stale[0][0]):
-            session.writer().write_all(OFFSETS_TOPIC, tombstones, deadline, partition=partition)
-    return tuple(sorted({key.group for _, key in stale}))
-
-
 PARTITIONS_SAMPLED = 8
 RECORDS_SAMPLED = 250
-EFFORT_SECONDS = 10.0
-"""For what an enrolment does besides waiting for a lease."""
 _OWN_PREFIX = "__"
 _UNSETTLED = "groups go on a lease after they have seen it; to have it settled run: kpsplit enroll {}"
 _UNFINISHED = "groups go on with the new slots; to have the former ones removed run: kpsplit enroll {}"
-_LOOK_AGAIN = 0.5
 
 
 def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
@@ -195,7 +174,7 @@ class Enroller:
     def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
         self._admin = session.admin
         self._tail = session.tail
-        self._log = session.enrolments
+        self._records = EnrolmentRecords(session.enrolments, observer)
         self._slots_topics = slots_topics
         self._observe = observer
 
@@ -289,7 +268,7 @@ class Enroller:
         if former is None:
             return
         group_names(self._admin, deadline)  # groups that are hidden would keep the former slots unnoticed
-        kept = sorted(name for name in self._admin.topics() if is_changelog_of(name, change.topic))
+        kept = changelogs_of(self._admin, change.topic)
         if kept:
             more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
             raise CheckFailedError(
@@ -316,7 +295,7 @@ class Enroller:
             return enrolment
         with behind_a_change(_UNFINISHED.format(enrolment.topic)):
             self._await_released(former, deadline)
-            self._refuse_another((enrolment,), enrolment.topic, deadline)
+            self._records.expect(enrolment, deadline)
             if self._admin.delete(former.topic, answer_within(deadline)):
                 self._observe(StepDone("DeleteSlots", 0.0, former.topic))
             finished = replace(enrolment, former_slots=None)
@@ -328,58 +307,11 @@ class Enroller:
         started = monotonic()
         while groups := readers_of_topics(self._admin, {former.topic}, deadline):
             deadline.check(f"group {groups[0]} to release the slots of {former.topic}")
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(LOOK_AGAIN_SECONDS)
         self._observe(StepDone("Release", monotonic() - started, former.topic))
 
-    # -- records -----------------------------------------------------------------------------------
-
     def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
-        self.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
-
-    def _refuse_another(
-        self, expected: Sequence[Enrolment | None], topic: str, deadline: Deadline
-    ) -> Enrolment | None:
-        """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
-        return _expected(self._log(topic, deadline).look(deadline), expected, topic)
-
-    def write(
-        self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline, hint: str
-    ) -> None:
-        """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
-
-        ``hint``: the next step where it is written and cannot be read back.
-
-        The look that decides comes after the claim: who claims the topic after it has the write refused. A
-        look before it spares the others a claim that leads to nothing. Where another operator has written it
-        already nothing is written.
-        """
-        started, topic = monotonic(), enrolment.topic
-        log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
-        recorded = False
-        while not recorded:
-            for look in (log.look, log.claim):
-                if _expected(look(deadline), (before, *there), topic) in there:
-                    return
-            try:
-                log.record(enrolment, deadline, hint)
-                recorded = True
-            except FencedError:
-                if log.look(deadline) not in (before, *there):
-                    raise
-                # Who claimed it since may write the same, and has the time to do so.
-                deadline.check(f"another operator to enrol topic {topic}")
-                time.sleep(_LOOK_AGAIN)
-        self._observe(StepDone(name, monotonic() - started, topic))
-
-
-def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:
-    """Return what is recorded; raises ConflictError if it is none of these."""
-    if found not in expected:
-        raise ConflictError(
-            f"topic {topic} was enrolled by another process at the same time",
-            hint="look at: kpsplit status",
-        )
-    return found
+        self._records.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
 
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
@@ -431,3 +363,11 @@ def enrol(
                 observer(StepDone("DeleteSlots", 0.0, former.topic))
     with behind_a_change(done=gone or bool(groups)):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)
+
+
+def plan_unenrol(session: ClusterSession, topic: str) -> list[Check]:
+    return Unenroller(session, topic, ignore_steps).obstacles()
+
+
+def unenrol(session: ClusterSession, topic: str, observer: Observer, patience: float) -> Enrolment:
+    return Unenroller(session, topic, observer, patience).run()

@@ -6,16 +6,16 @@ step. So a run that was broken off is gone on with by the next one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kpsplit.control.plans import under_way
+from kpsplit.control.plans import Check, under_way
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopicState
 from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import MOST_GENERATIONS
 
 
 class Act(StrEnum):
@@ -40,22 +40,13 @@ class Act(StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a topic cannot return, and the command that helps. ``partition``: what has to be merged or retired.
-
-    ``passes``: it may go away by itself, because a group reads on.
-    """
-
-    text: str
-    remedy: str
-    partition: PhysicalPartition | None = None
-    passes: bool = False
+AT_REST, MERGED, GROUPS = "at rest", "merged", "groups"
+"""Names of checks. A check of a group may hold later by itself, because the group reads on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an operator knows besides the record.
+    """What an operator knows besides the record. ``obstacles``: the checks that fail.
 
     ``claimed``: this run has claimed each partition since the first record. ``patient``: before the first
     record a group may be waited for. ``lease_over``: a lease has passed since the record was read.
@@ -63,7 +54,7 @@ class Seen:
     ``withdrawn``: this run has withdrawn the range commits.
     """
 
-    obstacles: tuple[Obstacle, ...] = ()
+    obstacles: tuple[Check, ...] = ()
     claimed: bool = False
     patient: bool = False
     lease_over: bool = False
@@ -106,7 +97,7 @@ def next_step(recorded: Enrolment, seen: Seen) -> Act:
     """Return what is done next for a topic whose latest record is this."""
     if recorded.left:
         return Act.DONE if seen.withdrawn else Act.WITHDRAW
-    if any(not obstacle.passes for obstacle in seen.obstacles):
+    if any(obstacle.name != GROUPS for obstacle in seen.obstacles):
         return Act.REFUSE
     if recorded.returning and not recorded.settled:
         if recorded.former is not None and not seen.claimed:
@@ -122,35 +113,40 @@ def next_step(recorded: Enrolment, seen: Seen) -> Act:
     return Act.AWAIT if seen.obstacles else Act.RECORD
 
 
-def enrolment_obstacle(enrolment: Enrolment) -> Obstacle | None:
+def enrolment_obstacle(enrolment: Enrolment) -> Check | None:
     """Return why the return of an enrolled topic cannot begin yet, as far as its enrolment says that."""
-    if enrolment.returning or (enrolment.settled and enrolment.slots and enrolment.former is None):
-        return None
-    text = f"the enrolment of {enrolment.topic} is not finished"
-    return Obstacle(text, f"run: kpsplit enroll {enrolment.topic}")
+    topic = enrolment.topic
+    if not enrolment.settled or enrolment.slots is None or enrolment.former is not None:
+        text = f"the enrolment of {topic} is not finished"
+        return Check("enrolled", False, text, f"run: kpsplit enroll {topic}")
+    if enrolment.generation >= MOST_GENERATIONS:
+        text = f"the slots of {topic} were changed {MOST_GENERATIONS - 1} times"
+        return Check("enrolled", False, text, "its generations are used up: it stays enrolled")
+    return None
 
 
-def partition_obstacle(state: PartitionState, topics: Collection[str] = ()) -> Obstacle | None:
+def partition_obstacle(state: PartitionState, topics: Collection[str] = ()) -> Check | None:
     """Return why a partition cannot return; ``topics``: those that there are."""
     parent = state.parent
     if state.phase is Phase.FROZEN:
-        return Obstacle(f"{parent} is frozen: {state.frozen_reason}", f"run: kpsplit resume {parent} --thaw")
+        text = f"{parent} is frozen: {state.frozen_reason}"
+        return Check(AT_REST, False, text, f"run: kpsplit resume {parent} --thaw")
     if (busy := under_way(state)) is not None:
-        return Obstacle(busy, f"run: kpsplit resume {parent}, or kpsplit abort {parent}")
+        return Check(AT_REST, False, busy, f"run: kpsplit resume {parent}, or kpsplit abort {parent}")
     layout = state.lineage.open_segments()
     if [segment.source for segment in layout] != [parent]:
         text = f"{parent} is split, into {len(layout)}" if len(layout) > 1 else f"{parent} is not merged"
-        return Obstacle(text, f"run: kpsplit merge {parent}, then kpsplit retire {parent}", parent)
+        return Check(MERGED, False, text, f"run: kpsplit merge {parent}, then kpsplit retire {parent}")
     for subtopic in state.subtopics:
         if subtopic.state is not SubTopicState.RETIRED or subtopic.name in topics:
             text = f"{subtopic.name} of {parent} is not retired"
-            return Obstacle(text, f"run: kpsplit retire {parent}", parent)
+            return Check(MERGED, False, text, f"run: kpsplit retire {parent}")
     return None
 
 
 def group_obstacle(
     group: str, state: PartitionState, fold: CommitFold, ordinary: int | None, *, shared: bool
-) -> Obstacle | None:
+) -> Check | None:
     """Return why a group does not stand right in a partition that is not split.
 
     ``ordinary``: its ordinary offset there, read after the range commits. ``shared``: its members may read
@@ -164,7 +160,7 @@ def group_obstacle(
         f"let it read on, or move it: kpsplit seek {state.parent} --group {group}, or remove it: "
         f"kpsplit forget {topic} --group {group}"
     )
-    return Obstacle(f"group {group} in {state.parent}: {found}", remedy, passes=True)
+    return Check(GROUPS, False, f"group {group} in {state.parent}: {found}", remedy)
 
 
 def _standing(
@@ -191,5 +187,5 @@ def _standing(
     return None
 
 
-def obstacles_of(found: Iterator[Obstacle | None]) -> tuple[Obstacle, ...]:
-    return tuple(obstacle for obstacle in found if obstacle is not None)
+def failed(found: Iterable[Check | None]) -> tuple[Check, ...]:
+    return tuple(check for check in found if check is not None)

@@ -3,68 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.enrolment import EFFORT_SECONDS, enroller, withdraw_commits
 from kpsplit.control.own_topics import SlotsTopics
+from kpsplit.control.plans import Check
 from kpsplit.control.returning import (
+    GROUPS,
     Act,
-    Obstacle,
     Seen,
-    acts_left,
     enrolment_obstacle,
+    failed,
     following,
     group_obstacle,
     next_step,
-    obstacles_of,
     partition_obstacle,
 )
-from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
+from kpsplit.control.session import (
+    LOOK_AGAIN_SECONDS,
+    ClusterSession,
+    EnrolmentRecords,
+    lease_seconds,
+    wait_a_lease,
+)
 from kpsplit.errors import (
     CheckFailedError,
-    ConflictError,
     DeadlineExceededError,
     InvariantError,
     behind_a_change,
     duration,
     many,
 )
-from kpsplit.kafka.cluster_admin import answer_within
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.groups import known_groups, range_commits, readers_of, readers_of_topics
-from kpsplit.splitter.control_plane import ControlView
+from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.group_slots import group_topics
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.records.keys import MOST_GENERATIONS, is_changelog_of
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, is_changelog_of, offsets_partition
 
-LOOK_AGAIN_SECONDS = 0.5
+EFFORT_SECONDS = 10.0
+"""For what an enrolment, or the way back, does besides waiting for leases."""
 _GO_ON = "to go on run: kpsplit unenroll {}"
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnPlan:
-    """How far a topic is on its way back to plain clients, and what is before it now.
+def changelogs_of(admin: ClusterAdmin, topic: str) -> list[str]:
+    """Return the topics in which groups keep state of a topic."""
+    return sorted(name for name in admin.topics() if is_changelog_of(name, topic))
 
-    ``recorded``: the latest record of the topic. ``acts``: what is still to be done. ``obstacles``: why it
-    cannot begin, or go on.
+
+def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
+    """Withdraw what all groups have committed for a topic; return these groups.
+
+    Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
+    pass over the first 1000 records of the new topic without a word.
     """
-
-    topic: str
-    recorded: Enrolment
-    acts: tuple[Act, ...]
-    obstacles: tuple[Obstacle, ...]
-
-
-def recorded_enrolment(view: ControlView, topic: str) -> Enrolment:
-    """Raises UsageError for a topic that was never enrolled."""
-    recorded = view.recorded(topic)
-    if recorded is None:
-        raise view.not_enrolled(topic)
-    return recorded
+    parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
+    fold = range_commits(session.admin, parents, deadline)
+    stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
+    count = offset_log_partitions(session.admin) if stale else 0
+    for parent, keys in groupby(stale, itemgetter(0)):
+        tombstones = [(key.encode(), None) for _, key in keys]
+        partition = offsets_partition(parent, count)
+        with behind_a_change(done=parent != stale[0][0]):
+            session.writer().write_all(OFFSETS_TOPIC, tombstones, deadline, partition=partition)
+    return tuple(sorted({key.group for _, key in stale}))
 
 
 class Unenroller:
@@ -85,10 +91,10 @@ class Unenroller:
         self._changed = self._claimed = self._lease_over = self._withdrawn = False
         self._waits_for = ""
 
-    def plan(self) -> ReturnPlan:
-        """Look, and change nothing."""
-        recorded = recorded_enrolment(self._session.read(self._deadline), self._topic)
-        return ReturnPlan(self._topic, recorded, acts_left(recorded), self._look(recorded).obstacles)
+    def obstacles(self) -> list[Check]:
+        """Look, and change nothing; return the checks that fail."""
+        recorded = self._session.recorded(self._topic, self._deadline)
+        return list(self._look(recorded).obstacles)
 
     def run(self) -> Enrolment:
         """Do every step that is left; return the last record.
@@ -99,7 +105,7 @@ class Unenroller:
         hint = _GO_ON.format(self._topic)
         while True:
             with behind_a_change(hint, done=self._changed):
-                recorded = recorded_enrolment(self._session.read(self._deadline), self._topic)
+                recorded = self._session.recorded(self._topic, self._deadline)
                 self._changed = self._changed or recorded.returning
                 seen = self._look(recorded)
                 act = next_step(recorded, seen)
@@ -118,7 +124,7 @@ class Unenroller:
         if recorded.left:
             return Seen(withdrawn=self._withdrawn)
         if not recorded.returning:
-            return Seen(obstacles_of(self._forbidding(recorded)), patient=not self._patience.expired())
+            return Seen(failed(self._forbidding(recorded)), patient=not self._patience.expired())
         former = recorded.former
         if not recorded.settled:
             found = () if former is None or self._claimed else self._partitions()
@@ -132,43 +138,35 @@ class Unenroller:
         partitions = self._partitions()
         return Seen(tuple(partitions or self._groups(recorded, frozenset())))
 
-    def _forbidding(self, recorded: Enrolment) -> Iterator[Obstacle | None]:
+    def _forbidding(self, recorded: Enrolment) -> Iterator[Check | None]:
         """Yield what forbids the return: all that is known, so that one look is enough."""
         yield (unfinished := enrolment_obstacle(recorded))
         facts = self._admin.describe(self._topic)
         if facts.topic_id != recorded.topic_id:
-            yield Obstacle(
-                f"topic {self._topic} was deleted and made again since it was enrolled",
-                f"run: kpsplit enroll {self._topic}",
-            )
+            text = f"topic {self._topic} was deleted and made again since it was enrolled"
+            yield Check("same topic", False, text, f"run: kpsplit enroll {self._topic}")
             return
-        for name in sorted(n for n in self._admin.topics() if is_changelog_of(n, self._topic)):
-            yield Obstacle(
-                f"a group keeps state of topic {self._topic} by its slots: {name}",
-                f"stop the group, then delete {name}: its state is lost",
-            )
+        for name in changelogs_of(self._admin, self._topic):
+            text = f"a group keeps state of topic {self._topic} by its slots: {name}"
+            yield Check("state", False, text, f"stop the group, then delete {name}: its state is lost")
         partitions = self._partitions()
         yield from partitions
         if unfinished is None and not any(partitions):
             readers = readers_of(self._admin, self._topic, recorded, self._deadline)
             yield from self._groups(recorded, frozenset(readers))
 
-    def _states(self) -> list[PartitionState]:
-        view = self._session.read(self._deadline)
-        count = self._admin.partition_count(self._topic, self._deadline)
-        parents = (PhysicalPartition(self._topic, number) for number in range(count))
-        return [view.enrolled_state(parent) for parent in parents]
-
-    def _partitions(self) -> tuple[Obstacle, ...]:
+    def _partitions(self) -> tuple[Check, ...]:
         topics = self._admin.topics()
-        return obstacles_of(partition_obstacle(state, topics) for state in self._states())
+        return failed(
+            partition_obstacle(state, topics) for state in self._session.states(self._topic, self._deadline)
+        )
 
-    def _groups(self, recorded: Enrolment, sharing: frozenset[str]) -> tuple[Obstacle, ...]:
+    def _groups(self, recorded: Enrolment, sharing: frozenset[str]) -> tuple[Check, ...]:
         """Return which groups do not stand right; ``sharing``: those whose members may have slots.
 
         Range commits are read first: a group that goes on has an ordinary offset that is not less.
         """
-        states = self._states()
+        states = self._session.states(self._topic, self._deadline)
         fold = range_commits(self._admin, [state.parent for state in states], self._deadline)
         known = known_groups(self._admin, group_topics(self._topic, recorded), self._deadline)
         groups = {*known, *(group for state in states for group in fold.groups(state.parent))}
@@ -179,7 +177,7 @@ class Unenroller:
             for group in sorted(groups)
             for state in states
         )
-        return obstacles_of(looks)
+        return failed(looks)
 
     # -- doing -------------------------------------------------------------------------------------
 
@@ -202,7 +200,7 @@ class Unenroller:
                 ):
                     self._done("DeleteSlots", started, former.topic)
             case Act.AWAIT:
-                self._await(seen.obstacles[0].text, seen.obstacles[0].remedy)
+                self._await(seen.obstacles[0].message, seen.obstacles[0].remedy)
             case Act.WITHDRAW:
                 facts = self._admin.describe(self._topic)
                 for group in withdraw_commits(self._session, facts, self._deadline):
@@ -216,14 +214,12 @@ class Unenroller:
         if not recorded.returning:
             self._refuse_what_cannot_end(recorded)
         name = _NAMES[record.settled, record.former is None]
-        writer = enroller(self._session, self._observe)
-        writer.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
+        records = EnrolmentRecords(self._session.enrolments, self._observe)
+        records.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
         self._changed, self._lease_over = True, False
 
     def _refuse_what_cannot_end(self, recorded: Enrolment) -> None:
         """Raises where it is known beforehand that a return that begins now cannot be finished."""
-        if recorded.generation >= MOST_GENERATIONS:
-            raise ConflictError(f"the slots of topic {self._topic} were changed {MOST_GENERATIONS - 1} times")
         SlotsTopics(self._admin).check_rights(self._topic, recorded.generation)
         needed = 2 * lease_seconds(self._session.tail(self._deadline)) + EFFORT_SECONDS
         if self._deadline.left() < needed:
@@ -235,7 +231,7 @@ class Unenroller:
 
     def _claim(self) -> None:
         """Claim each partition: operators of before are fenced, later ones then read the record."""
-        started, states = monotonic(), self._states()
+        started, states = monotonic(), self._session.states(self._topic, self._deadline)
         for state in states:
             log = OperationLog(self._session.connection, state.parent)
             try:
@@ -268,9 +264,9 @@ _NAMES = {
 """Steps, by what a record says: whether it is settled, and whether there are former slots no more."""
 
 
-def refusal(topic: str, obstacles: tuple[Obstacle, ...], *, changed: bool) -> CheckFailedError:
+def refusal(topic: str, obstacles: tuple[Check, ...], *, changed: bool) -> CheckFailedError:
     """Return the error for a topic that cannot return; the hint is the command for the first obstacle."""
-    first = next((o for o in obstacles if not o.passes), obstacles[0])
+    first = next((check for check in obstacles if check.name != GROUPS), obstacles[0])
     more = f" (and {len(obstacles) - 1} more, see --dry-run)" if len(obstacles) > 1 else ""
-    what = f"topic {topic} cannot return to plain clients yet: {first.text}{more}"
+    what = f"topic {topic} cannot return to plain clients yet: {first.message}{more}"
     return CheckFailedError(what, hint=first.remedy, changed=changed)

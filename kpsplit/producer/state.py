@@ -86,10 +86,7 @@ PASS_THROUGH = PassThrough()
 
 
 class TopicRoute:
-    """An enrolled topic: one fence per logical partition, and how a key chooses among them.
-
-    ``parting``: the topic is enrolled no more, and new records wait until the stamped ones are resolved.
-    """
+    """An enrolled topic, or one that is left and ``parting``: new records wait for the stamped ones."""
 
     def __init__(self, enrolment: Enrolment, send_states: list[SendState]) -> None:
         self.enrolment = enrolment
@@ -130,8 +127,7 @@ class TopicRoute:
     def _any_partition(self) -> int:
         now = monotonic()
         if now >= self._sticky_until:
-            self._sticky = random.randrange(self.count)
-            self._sticky_until = now + STICKY_SECONDS
+            self._sticky, self._sticky_until = random.randrange(self.count), now + STICKY_SECONDS
         return self._sticky
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kpsplit.clock import Deadline
 from kpsplit.control import enrolment as module
+from kpsplit.control import session as session_module
 from kpsplit.control.enrolment import Enroller
 from kpsplit.control.own_topics import changed
 from kpsplit.control.plans import Check
@@ -243,7 +244,8 @@ class Groups:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: str) -> None:
         self.looks, self.asked, self.hidden = [*looks], list[set[str]](), False
-        monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+        monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.0)
         monkeypatch.setattr(module, "group_names", self._names)
         monkeypatch.setattr(module, "readers_of_topics", self._readers)
 

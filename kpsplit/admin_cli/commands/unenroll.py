@@ -8,13 +8,13 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
-from kpsplit.admin_cli.render.text import one_line, place_json
+from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import behind_a_change
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kpsplit.admin import Admin, Observer, PhysicalPartition, ReturnPlan
+    from kpsplit.admin import Admin, Check, Observer, PhysicalPartition
 
 _ACTS = {
     "record": "record how far the return is",
@@ -58,26 +58,32 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
     from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     with call.operations() as operations:
-        plan = operations.plan_unenrol(topic)
+        obstacles = operations.plan_unenrol(topic)
         if dry_run:
-            call.show(_json(plan), lambda console: _show(plan, console))
-            call.say("dry run: nothing was changed")
+            _show_plan(call, operations, topic, obstacles)
             return
-        parents = sorted({o.partition for o in plan.obstacles if o.partition is not None})
-        names = ", ".join(map(str, parents))
+        parents = _to_merge(operations, topic) if obstacles else []
         if parents and not merge and not yes:
+            names = ", ".join(map(str, parents))
             call.confirm(f"Merge {names} and retire the sub-topics first?", yes=False)
             merge = True
         call.confirm(f"Lead {topic} back to plain clients?", yes)
         with StepProgress(stderr(), "looking at partitions and groups") as progress:
-            if merge:
-                for number, parent in enumerate(parents):
-                    with behind_a_change(done=number > 0):
-                        _merge_and_retire(operations, parent, progress, wait)
+            for number, parent in enumerate(parents if merge else ()):
+                with behind_a_change(done=number > 0):
+                    _merge_and_retire(operations, parent, progress, wait)
             with behind_a_change(done=merge and bool(parents)):
                 enrolment = operations.unenrol(topic, progress, wait_seconds=wait)
     data = {"topic": topic, "left": enrolment.left, "generation": enrolment.generation}
     call.show(data, lambda console: console.print(f"{topic} is back with plain clients"))
+
+
+def _to_merge(operations: Admin, topic: str) -> list[PhysicalPartition]:
+    """Return the partitions that are not merged, or whose sub-topics are not retired."""
+    from kpsplit.control.returning import MERGED, partition_obstacle
+
+    found = [(s.state.parent, partition_obstacle(s.state)) for s in operations.status(topic)]
+    return [parent for parent, check in found if check is not None and check.name == MERGED]
 
 
 def _merge_and_retire(operations: Admin, parent: PhysicalPartition, observer: Observer, wait: float) -> None:
@@ -90,25 +96,22 @@ def _merge_and_retire(operations: Admin, parent: PhysicalPartition, observer: Ob
         operations.retire(parent, observer=observer, wait_seconds=wait)
 
 
-def _json(plan: ReturnPlan) -> dict[str, object]:
-    return {
-        "topic": plan.topic,
-        "returning": plan.recorded.returning,
-        "left": plan.recorded.left,
-        "obstacles": [
-            {
-                "text": o.text,
-                "remedy": o.remedy,
-                "partition": None if o.partition is None else place_json(o.partition),
-            }
-            for o in plan.obstacles
-        ],
-        "steps": [str(act) for act in plan.acts],
+def _show_plan(call: Call, operations: Admin, topic: str, obstacles: list[Check]) -> None:
+    from kpsplit.control.returning import acts_left
+
+    recorded = operations.view().recorded(topic)
+    acts = () if recorded is None else acts_left(recorded)
+    data = {
+        "topic": topic,
+        "obstacles": [{"name": o.name, "message": o.message, "remedy": o.remedy} for o in obstacles],
+        "steps": [str(act) for act in acts],
     }
 
+    def render(console: Console) -> None:
+        for check in obstacles:
+            console.print(f"{one_line(check.message)}; {check.remedy}", soft_wrap=True, markup=False)
+        for act in acts:
+            console.print(f"would {_ACTS[str(act)]}", soft_wrap=True, markup=False)
 
-def _show(plan: ReturnPlan, console: Console) -> None:
-    for obstacle in plan.obstacles:
-        console.print(f"{one_line(obstacle.text)}; {obstacle.remedy}", soft_wrap=True, markup=False)
-    for act in plan.acts:
-        console.print(f"would {_ACTS[str(act)]}", soft_wrap=True, markup=False)
+    call.show(data, render)
+    call.say("dry run: nothing was changed")
