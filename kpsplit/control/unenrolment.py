@@ -199,8 +199,11 @@ class Unenroller:
                     former.topic, answer_within(self._deadline)
                 ):
                     self._done("DeleteSlots", started, former.topic)
+                self._deadline.pause(LOOK_AGAIN_SECONDS)  # a broker may list it for a moment
             case Act.AWAIT:
-                self._await(seen.obstacles[0].message, seen.obstacles[0].remedy)
+                obstacle = seen.obstacles[0]
+                again = f"; then run again: kpsplit unenroll {self._topic}"
+                self._await(obstacle.message, f"{obstacle.remedy}{again}")
             case Act.WITHDRAW:
                 facts = self._admin.describe(self._topic)
                 for group in withdraw_commits(self._session, facts, self._deadline):

@@ -12,6 +12,7 @@ STARTS = "unit/test_consumer_ledger_starts.py::"
 REGISTRATIONS = "unit/test_registrations.py"
 NUMBERS = "unit/test_verify_numbers.py::"
 MOVES = "unit/test_consumer_moves.py::"
+RETURNING, PARTING = "unit/test_returning.py", "unit/test_producer_parting.py"
 
 FIXES: list[tuple[str, str, str, str, str]] = [
     # claims, and what the log says
@@ -946,5 +947,62 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "severity = Severity.UNPROVEN if required else Severity.NOTE",
         "severity = Severity.NOTE",
         NUMBERS + "test_producers_without_a_certificate_are_a_note_or_cannot_be_judged",
+    ),
+    # back to plain clients
+    (
+        "let new records pass the stamped ones of a topic that is left",
+        "producer.state",
+        "return None if route.parting else route",
+        "return route",
+        PARTING,
+    ),
+    (
+        "begin the numbers anew where a topic is enrolled again",
+        "producer.background",
+        "send_state = self._parted.pop(parent, None)",
+        "send_state = None",
+        PARTING,
+    ),
+    (
+        "use the key of a registration whose removal may come late",
+        "producer.lease",
+        "            self._good_until = 0.0  # whatever",
+        "            # whatever",
+        PARTING,
+    ),
+    (
+        "return a topic without a claim of its partitions",
+        "control.returning",
+        "if recorded.former is not None and not seen.claimed:",
+        "if False:",
+        RETURNING,
+    ),
+    (
+        "leave a topic before a lease has passed",
+        "control.returning",
+        "return Act.RECORD if seen.lease_over else Act.LEASE",
+        "return Act.RECORD",
+        RETURNING,
+    ),
+    (
+        "return a group whose ordinary offset is behind",
+        "control.returning",
+        "if ordinary is None or ordinary < at:",
+        "if ordinary is None:",
+        RETURNING,
+    ),
+    (
+        "return a group that stands before the latest merge",
+        "control.returning",
+        "if any(pending.keys() - {now.id} for pending in left if pending is not None):",
+        "if False:",
+        RETURNING,
+    ),
+    (
+        "take the states of a topic that is left for those of an enrolled one",
+        "splitter.control_plane",
+        "(self.left_states if subject.topic in self.left else self.states)[subject] = state",
+        "self.states[subject] = state",
+        RETURNING,
     ),
 ]

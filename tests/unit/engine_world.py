@@ -171,7 +171,7 @@ class Metadata:
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
 
-    def state(self, parent: PhysicalPartition) -> PartitionState:
+    def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
         return PartitionState.unsplit(parent, "id")
 
     def turn(self) -> None:
