@@ -39,7 +39,7 @@ class Member:
         self.did = self.store.told
         self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.READING)
-        metadata: Any = SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id"))
+        metadata: Any = SimpleNamespace(state=lambda parent, **_: PartitionState.unsplit(parent, "id"))
         reader: Any = SimpleNamespace(disown=lambda slots: None)
         sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True, dropped=lambda slots: None)
         self.slots = AssignedSlots(metadata, reader, sink, StateBinding(self.store))
