@@ -23,7 +23,7 @@ from kpsplit.errors import CheckFailedError, ConflictError, FencedError, UsageEr
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Prepare
+from kpsplit.splitter.partition_state import Freeze, Prepare
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.keys import changelog_topic, slots_topic
@@ -159,7 +159,7 @@ def test_a_producer_that_lives_on_stops_stamping_in_order_and_goes_on_with_its_n
         shared(operations, topic, slots=2)
         wait_for(lambda: send(-1) or producer.layout_stats().partitions, "it to stamp again")
         assert producer.flush(60) == 0
-        split(operations, parent, 2)
+        operations.split(parent, 2, even=True, force=True)
         assert merge(operations, parent).epoch == 2
         assert [r.topics for r in mine()] == [(topic,)]
         numbers = producer.layout_stats().partitions[str(parent)].next_sequence
@@ -298,7 +298,7 @@ def test_an_operator_that_claims_after_the_return_began_splits_nothing(
         with pytest.raises(DiedError):
             operations.unenrol(topic, dying_after("ClaimAll"))
         with pytest.raises(FencedError):
-            early.record(state, prepare, Deadline(60))
+            early.record(state, Freeze("late"), Deadline(60))
         late.peek(Deadline(60))
         late.claim(Deadline(60))
         with pytest.raises(ConflictError, match="being returned to plain clients") as caught:
@@ -380,7 +380,7 @@ def test_a_group_that_stands_apart_or_before_the_merge_is_named_and_nothing_is_c
         with closing(member_of(bootstrap, name)) as member:
             member.subscribe([topic])
             drain(member, 20)
-        split(operations, parent, 2)
+        operations.split(parent, 2, even=True, force=True)
         for number in range(20):
             producer.produce(topic, b"%d" % number, b"key-%d" % number)
         assert producer.flush(60) == 0
