@@ -28,10 +28,10 @@ from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.keys import changelog_topic, slots_topic
 from kpsplit.splitter.steps import numbered
-from tests.broker.consuming import Log, drain, reading, shared, values, wait_for
 from tests.broker.consuming import consumer as member_of
+from tests.broker.consuming import drain, shared, values, wait_for
 from tests.broker.operating import DiedError, dying_after, merge, records, split, state_of, step_back
-from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
+from tests.broker.test_slots_change import topics
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -243,42 +243,6 @@ def retired(operations: Admin, parent: PhysicalPartition) -> bool:
     except CheckFailedError:
         return False
     return not state_of(operations, parent).to_retire()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without_losing_an_order(
-    bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
-) -> None:
-    topic, log = make_topic(2), Log()
-    parent, name = shared(operations, topic, slots=2), f"g-{topic}"
-    with Writing(bootstrap, topic) as writing:
-        with group(bootstrap, topic, log, "ab", **settings(protocol)) as members:
-            wait_for(lambda: sum(len(reading(m)) for m in members) == 4, "the group to read by slots")
-            split(operations, parent, 3)
-            wait_for(lambda: log.distinct() > 200, "records of the phantoms")
-            merge(operations, parent)
-            operations.retire(parent, wait_seconds=60)
-            assert operations.unenrol(topic, wait_seconds=30).left
-            known = writing.count
-            wait_for(lambda: log.distinct() > known + 100, "records after the return")
-        with plain(bootstrap, name, topic) as consumer:
-            wait_for(lambda: _add(log, consumer) and log.distinct() > known + 300, "plain members to go on")
-            last = writing.count
-            wait_for(lambda: _add(log, consumer) and log.distinct() >= last, "all records of then")
-    assert not writing.failed
-    for key, expected in writing.sent.items():
-        found = list(dict.fromkeys(log.by_key[key]))
-        assert found == expected[: len(found)], key
-    assert log.duplicates() == 0, log.handed_out_again()
-    assert not trouble(operations, topic)
-
-
-def _add(log: Log, consumer: confluent_kafka.Consumer) -> bool:
-    message = consumer.poll(0.1)
-    if message is not None:
-        assert message.error() is None, message.error()
-        log.add(message, "plain")
-    return True
 
 
 def test_an_operator_that_claims_after_the_return_began_splits_nothing(
