@@ -978,6 +978,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         RETURNING,
     ),
     (
+        "split a topic that returns",
+        "kafka.control_log",
+        "if enrolment.returning:",
+        "if False:",
+        RETURNING,
+    ),
+    (
+        "look for a return only as far as it is read already",
+        "kafka.control_log",
+        "        self._tail.read_to({_ENROLMENTS: written + 1}, deadline)\n        enrolment",
+        "        enrolment",
+        RETURNING,
+    ),
+    (
         "leave a topic before a lease has passed",
         "control.returning",
         "return Act.RECORD if seen.lease_over else Act.LEASE",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.control.plans import Check
 from kpsplit.control.returning import (
     GROUPS,
@@ -18,6 +19,8 @@ from kpsplit.control.returning import (
     next_step,
     partition_obstacle,
 )
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.group_slots import Mode, Subscribed, subscribed
@@ -31,9 +34,10 @@ from kpsplit.splitter.records.control import (
     SlotDivision,
     encode_enrolment,
     encode_state,
+    enrolment_claim_key,
 )
-from kpsplit.splitter.records.keys import enrolment_key, partition_key
-from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key, partition_key
+from tests.unit.samples import PARENT, UNSPLIT, fenced, life, merge_attempt, split_attempt
 from tests.unit.test_commits import commit, folded
 
 ENROLLED = Enrolment("orders", "id-orders", Partitioner.CONSISTENT_RANDOM, True, 8, 3)
@@ -235,3 +239,47 @@ def test_a_group_that_stands_before_the_latest_merge_would_see_markers() -> None
         assert standing(CommitFold(), OPEN.start - 1, shared=shared) == BEFORE, "a plain group"
         assert standing(CommitFold(), OPEN.start, shared=shared) is None
         assert standing(CommitFold(), None, shared=shared) is None, "it has read nothing here"
+
+
+# -- an operator that claims later -------------------------------------------------------------------
+
+
+class Reading:
+    """The control topic of an operator that has claimed a partition; ``read``: what it did, in order."""
+
+    def __init__(self, seen: Enrolment) -> None:
+        self.view, self.read = view_of(ENROLLED), list[str]()
+        self._seen = seen
+
+    def write(self, topic: str, key: bytes, value: None, _deadline: Deadline, *, partition: int) -> int:
+        assert (topic, key, partition) == (CONTROL_TOPIC, enrolment_claim_key("orders"), 0)
+        self.read.append("mark")
+        return 7
+
+    def read_to(self, ends: dict[int, int], _deadline: Deadline) -> None:
+        assert ends == {0: 8}, "up to the mark, with everything before it decided"
+        self.read.append("read")
+        self.view = view_of(ENROLLED, self._seen)
+
+
+@pytest.mark.parametrize("seen", [ENROLLED, FIRST, SECOND, THIRD, LAST])
+@pytest.mark.parametrize("kind", ["split", "merge"])
+def test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that_returns(
+    seen: Enrolment, kind: str
+) -> None:
+    log = OperationLog.__new__(OperationLog)
+    reading = Reading(seen)
+    log._parent, log._tail, log._announcer = PARENT, reading, reading  # type: ignore[assignment]
+    halves = WHOLE.split_evenly(2)
+    attempt = split_attempt(UNSPLIT, 0, halves) if kind == "split" else merge_attempt(UNSPLIT, (0,), WHOLE)
+    if kind == "merge":
+        log._refuse_split_of_returning(attempt, Deadline(1))
+        assert not reading.read, "what was split in between has to be merged"
+        return
+    if seen.returning:
+        with pytest.raises(KpsplitError, match="is being returned|is not enrolled") as caught:
+            log._refuse_split_of_returning(attempt, Deadline(1))
+        assert caught.value.changed is False
+    else:
+        log._refuse_split_of_returning(attempt, Deadline(1))
+    assert reading.read == ["mark", "read"]
