@@ -5,11 +5,13 @@ python -m benchmarks.start [--quick] [--only start.import] [--bootstrap-server H
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from functools import partial
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import confluent_kafka
@@ -29,10 +31,14 @@ print(*(name for name in {unwanted!r} if name in sys.modules))
 """
 
 
-def importing(statement: str) -> tuple[Run, list[str]]:
-    """Import something in a new interpreter; return the time, and what is loaded in vain."""
+def importing(compiled: str, statement: str) -> tuple[Run, list[str]]:
+    """Import something in a new interpreter; return the time, and what is loaded in vain.
+
+    ``compiled``: a folder for byte code. An installed package has it; here the environment may forbid it.
+    """
     code = IMPORTING.format(statement=statement, unwanted=NOT_WANTED)
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": compiled}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
     times, loaded = done.stdout.splitlines()
     wall, cpu = map(float, times.split())
     return Run(wall, cpu), loaded.split()
@@ -41,9 +47,12 @@ def importing(statement: str) -> tuple[Run, list[str]]:
 def imports(bench: Bench) -> None:
     """Note the milliseconds of an import, and what it loads too much."""
     clients = "from {} import Consumer, Producer".format
-    importing(clients("kpsplit"))  # writes the byte code
     statements = clients("kpsplit"), clients("confluent_kafka"), "import kpsplit"
-    found = [tuple(map(importing, statements)) for _ in range(bench.size(15, 3))]
+    with TemporaryDirectory() as compiled:
+        _, *found = [
+            tuple(importing(compiled, statement) for statement in statements)
+            for _ in range(1 + bench.size(15, 3))  # the first writes the byte code
+        ]
     loaded = sorted({name for (_, names), *_ in found for name in names})
     plain, alone = (1000 * median(imports[side][0].wall for imports in found) for side in (1, 2))
     ours = [run for (run, _), *_ in found]

@@ -1,4 +1,4 @@
-"""Measure the whole table, and write docs/benchmarks.md: ``make bench``.
+"""Measure the whole table, and write docs/benchmarks.md and README's summary: ``make bench``.
 
 Each script runs in a process of its own, with brokers of its own: none finds what another has left. A script
 that fails leaves its rows empty, the page says why, and the exit code is 1.
@@ -28,11 +28,12 @@ import confluent_kafka
 
 import kpsplit
 from benchmarks.harness import parser_of
-from benchmarks.page import NOTHING, Record, Values, recorded_in, render, rows, scripts
+from benchmarks.page import NOTHING, Record, Values, recorded_in, render, rows, scripts, with_summary
 from kpsplit.devcluster.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
 GIB = 1024**3
 LIBRDKAFKA = "%"
 """What its lines begin with: clients that outlive their brokers complain."""
@@ -95,6 +96,12 @@ def measure(options: list[str], wanted: tuple[str, ...]) -> Record:
     return Record(date, round(minutes, 1), versions(), machine(), found, failed)
 
 
+def write(record: Record) -> None:
+    """Write the page and README's summary of a record."""
+    PAGE.write_text(render(record), "utf-8")
+    README.write_text(with_summary(README.read_text("utf-8"), record), "utf-8")
+
+
 def scripts_of(rows_by_script: Mapping[str, list[str]], only: str) -> tuple[str, ...]:
     """Return the scripts that have a row whose name contains a text."""
     return tuple(s for s, names in rows_by_script.items() if any(only in name for name in names))
@@ -110,7 +117,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.again:
         known = recorded_in(PAGE.read_text("utf-8")) if PAGE.exists() else NOTHING
-        PAGE.write_text(render(known), "utf-8")
+        write(known)
         return 0
     by_script = {s: [row.name for section, row in rows() if section.script == s] for s in scripts()}
     wanted = scripts_of(by_script, given.only)
@@ -118,12 +125,13 @@ def main() -> int:
         parser.error(f"no row's name contains {given.only!r}")
     options = ["--quick"] * given.quick + (["--only", given.only] if given.only else [])
     record = measure(options, wanted)
-    page = given.page or (None if options else PAGE)
-    if page is None:
+    if given.page:
+        given.page.write_text(render(record), "utf-8")
+    elif options:
         print(render(record))
     else:
-        page.write_text(render(record), "utf-8")
-        print(f"{page}: {len(record.rows)} rows in {record.minutes:.0f} minutes")
+        write(record)
+    print(f"{len(record.rows)} rows in {record.minutes:.0f} minutes", file=sys.stderr)
     for script, why in record.failed.items():
         print(f"{script} failed: {why}", file=sys.stderr)
     return 1 if record.failed else 0

@@ -38,7 +38,7 @@ from kpsplit.consumer.slots.assigned import (
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
 from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.logical_message import Place, place_of
-from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
@@ -186,8 +186,9 @@ class ApplicationRequests:
         cursors = self._stands(slot, mark) if assigned.in_sink else assigned.begun_at
         bookmark = None
         if assigned.in_sink:
-            topic_id = self._slots.state(slot.parent).topic_id
-            bookmark = Bookmark(slot.parent, topic_id, self._slots.settled(assigned, cursors)).encode()
+            bookmark = Bookmark(
+                slot.parent, assigned.topic_id, self._slots.settled(assigned, cursors)
+            ).encode()
         return MemberSlot(
             topic=slot.parent.topic,
             partition=slot.parent.partition,
@@ -228,17 +229,20 @@ class ApplicationRequests:
         state, mode = metadata.state(parent), metadata.subscribed(parent.topic).mode
         return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
-    def known(self, bookmarks: Iterable[Bookmark] = ()) -> bool:
-        """Return whether it is known what is enrolled, and every segment that bookmarks name.
+    def known(self, bookmarks: Iterable[Bookmark] = (), names: Iterable[SlotName] = ()) -> bool:
+        """Return whether it is known what is enrolled, what slots are, and every segment bookmarks name.
 
         Raises:
             UsageError: bookmarks are of a topic that was deleted and made again since.
         """
-        if not self._slots.metadata.ready:
+        metadata = self._slots.metadata
+        if not metadata.ready or any(metadata.subscribed(name[0]).mode is Mode.MOVING for name in names):
             return False
         for bookmark in bookmarks:
             state = self._slots.state(bookmark.parent)
             if bookmark.topic_id and bookmark.topic_id != state.topic_id:
+                if not metadata.fresh():
+                    return False  # it may have been made again since the view was read
                 raise UsageError(
                     f"bookmarks of {bookmark.parent} are of another topic of this name; nothing was changed",
                     hint="delete them: they mean other records",
@@ -347,8 +351,14 @@ class ApplicationRequests:
         """Inside on_assign: begin slots from bookmarks, but for those that are read already.
 
         A program that does so is asked for each further slot of these partitions.
+
+        Raises:
+            UsageError: a slot is not this member's.
         """
-        found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in names]
+        wanted = set(map(tuple, names))  # a name may come out of JSON, as a list
+        for topic, number, index in wanted - {_name_of(h.slot) for h in self._slots}:
+            raise UsageError(f"slot {index} of {topic}/{number} is not this member's; nothing was changed")
+        found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in wanted]
         self._begin_by(bookmarks, found)
         self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
 

@@ -100,6 +100,8 @@ class ConsumerSettings:
     """
 
     group: str
+    instance: str
+    """The member's ``group.instance.id``; empty: it has none."""
     auto_commit: bool
     auto_commit_interval: float
     auto_store: bool
@@ -169,6 +171,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
     reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
     return ConsumerSettings(
         group=name_of(given, "group.id", ""),
+        instance=name_of(given, "group.instance.id", ""),
         auto_commit=flag(given, "enable.auto.commit", True),
         auto_commit_interval=max(number(given, "auto.commit.interval.ms", 5000, least=0), 1) / 1000,
         auto_store=flag(given, "enable.auto.offset.store", True),

@@ -115,11 +115,11 @@ class Engine(threading.Thread):
         self.reading = Reading(settings, self.reader, slots, events)
         self.committer = Committer(settings, slots, group, executor, events)
         self.membership = Membership(settings, slots, group, self.committer, events, self)
-        self.initializer = SlotInitializer(slots, executor, events, self.membership.callbacks)
+        self.initializer = SlotInitializer(slots, group, executor, events, self.membership.callbacks)
         topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
-        self.subscribing = Subscribing(settings, self.membership, slots, topics, events)
+        self.peers = PeerAssignments(settings, slots, group, clients.members, self.membership.slot_at)
+        self.subscribing = Subscribing(settings, self.membership, slots, topics, events, self.peers)
         self.enrolment_guard = EnrolmentGuard(slots, self.committer)
-        self.peers = PeerAssignments(slots, group, clients.members, self.membership.slot_at)
         self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
         self.ownership_guard = OwnershipGuard(
             settings.known_for,

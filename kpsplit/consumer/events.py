@@ -173,7 +173,6 @@ class RebalanceCallbacks:
             return None if callback is None else call
 
         self.on_assign, self.on_revoke, self.on_lost = map(bound, callbacks)
-        self.by_slot = set()
 
     def give(self, starts: Mapping[PhysicalPartition, AssignedOffset | None]) -> None:
         """Keep what on_assign gave; None leaves a partition to the group's commits."""

@@ -62,8 +62,9 @@ class Metadata:
         self._rest_until = 0.0
         self._good_until = 0.0
         self._asked = -1.0
-        self._wanted_at: float | None = None
-        self._request_id = 0
+        self._wanted_at = -inf
+        """A view is wanted that was asked for at this time or later."""
+        self._request_id, self._requested_at = 0, -inf
         self._nothing = ControlView()
         self._noted = -1
         self._unsettled: dict[Enrolment, float] = {}
@@ -115,17 +116,20 @@ class Metadata:
     # -- keeping it fresh --------------------------------------------------------------------------
 
     def want_refresh(self, request_id: int = 0) -> None:
-        """A record can only be judged by a view that is newer than now; ``request_id`` names the wish."""
-        if self._wanted_at is None or request_id != self._request_id:
-            self._wanted_at, self._request_id = monotonic(), request_id
+        """Have a view read that is newer than now; ``request_id`` names the wish, for ``refreshed``.
 
-    def refreshed(self, request_id: int = 0) -> bool:
+        A wish is made once for each id; without one (0) it is made anew once the last was fulfilled.
+        """
+        if request_id != self._request_id if request_id else self._asked >= self._wanted_at:
+            self._wanted_at = monotonic()
+            if request_id:
+                self._request_id, self._requested_at = request_id, self._wanted_at
+
+    def refreshed(self, request_id: int) -> bool:
         """Return, once, whether the view was read to an end asked for after that ``want_refresh``."""
-        done = (
-            self._wanted_at is not None and request_id == self._request_id and self._asked >= self._wanted_at
-        )
+        done = request_id == self._request_id and self._asked >= self._requested_at
         if done:
-            self._wanted_at = None
+            self._request_id = 0
         return done
 
     def turn(self) -> None:
@@ -161,7 +165,7 @@ class Metadata:
     def _search(self) -> None:
         """Look for the control topic: asked, and looked at again in a later turn."""
         if self._look is None:
-            if monotonic() < self._good_until - self.lease * 2 / 3 and not self._wanted_at:
+            if monotonic() < self._good_until - self.lease * 2 / 3 and self._asked >= self._wanted_at:
                 return
             asked = TopicCollection([CONTROL_TOPIC])
             futures = self.admin().describe_topics(asked, request_timeout=LOOK_SECONDS)
@@ -223,7 +227,7 @@ class Metadata:
 
     def _due(self) -> bool:
         now = monotonic()
-        if self._wanted_at is not None and now >= self._asked + AGAIN_SECONDS:
+        if self._asked < self._wanted_at and now >= self._asked + AGAIN_SECONDS:
             return True
         return now >= self._good_until - self.lease * 3 / 4
 

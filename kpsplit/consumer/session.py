@@ -30,6 +30,10 @@ LOOK_SECONDS = 0.01
 SERVE_SECONDS = 0.05
 CLOSE_SECONDS = 60.0
 _NO_ANSWER = "the cluster has not answered in time"
+_UNSETTLED = (
+    "it is not known which slots there are; nothing was changed: an enrolment is not settled, or the cluster "
+    "has not answered in time; try again"
+)
 _BEYOND = "bookmarks name segments that the control topic does not have: are they of another cluster?"
 PLACE_SECONDS = 60.0
 """For the logs to say where offsets are that an application named."""
@@ -55,6 +59,7 @@ class ConsumerSession:
         self._events, self._buffer = events, buffer
         group_offsets = GroupOffsets(connection, query_client, settings.group, settings.reset)
         self.executor = BrokerExecutor("kpsplit-brokers", group_offsets)
+        self.executor.run(lambda: query_client.client)  # it connects while the control topic is read
         self.questions = OffsetQueries(group_offsets, query_client)
         reader = SlotReader(
             connection,
@@ -103,9 +108,12 @@ class ConsumerSession:
             RecordError: a bookmark is malformed, or a newer kpsplit's. UsageError: it is of another topic.
             KafkaException: the control topic does not have what it names.
         """
-        saved = [decode_bookmark(text) for text in bookmarks]
-        self.until_known(None, saved)
-        if self._events.inside_callback():
+        named = {(topic, number) for topic, number, _ in names}
+        read = map(decode_bookmark, bookmarks)
+        saved = [b for b in read if (b.parent.topic, b.parent.partition) in named]
+        arriving = self._events.inside_callback()
+        self.until_known(None, saved, () if arriving else names)
+        if arriving:
             self.ask(lambda: self.calls.start_slots(names, saved))
             return
         self._buffer.processed()
@@ -165,17 +173,23 @@ class ConsumerSession:
         except KpsplitError as error:
             raise KafkaException(kafka_error(error)) from error
 
-    def until_known(self, timeout: float | None, bookmarks: Sequence[Bookmark] = ()) -> None:
-        """Wait until it is known what is enrolled, and what bookmarks name; None or negative is the default.
+    def until_known(
+        self, timeout: float | None, bookmarks: Sequence[Bookmark] = (), names: Sequence[SlotName] = ()
+    ) -> None:
+        """Wait until it is known what is enrolled, what slots are, and what bookmarks name.
+
+        ``timeout``: None or negative is the default.
 
         Raises:
             KafkaException: it could not be found out in time; the brokers' answer is in it.
         """
         deadline = Deadline(ANSWER_SECONDS if timeout is None or timeout < 0 else timeout)
-        while not self.ask(lambda: self.calls.known(bookmarks)):
+        while not self.ask(lambda: self.calls.known(bookmarks, names)):
             if deadline.left() <= 0:
                 trouble = self.engine.metadata.trouble
-                raise timed_out(str(trouble) if trouble else _BEYOND if bookmarks else _NO_ANSWER)
+                if trouble is None and not self.ask(lambda: self.calls.known((), names)):
+                    raise timed_out(_UNSETTLED if names else _NO_ANSWER)
+                raise timed_out(str(trouble) if trouble else _BEYOND)
             self.engine.ended(LOOK_SECONDS)
 
 

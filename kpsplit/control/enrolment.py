@@ -17,6 +17,7 @@ from kpsplit.control.session import (
     LOOK_AGAIN_SECONDS,
     ClusterSession,
     EnrolmentRecords,
+    Withdraw,
     ignore_steps,
     lease_seconds,
     wait_a_lease,
@@ -232,7 +233,10 @@ class Enroller:
         if known is not None and complete:
             return known
         if known != begun:
-            self._write("Enrol", known or before, begun, deadline)
+            if known is None and before is not None:
+                self._write_over(topic, before, begun, deadline)
+            else:
+                self._write("Enrol", known, begun, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
@@ -313,6 +317,23 @@ class Enroller:
     def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
         self._records.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
 
+    def _write_over(
+        self, made_again: TopicFacts, before: Enrolment, enrolment: Enrolment, deadline: Deadline
+    ) -> None:
+        """Write an enrolment over that of another topic of the name, or of this one until it was left.
+
+        What groups had committed until then is withdrawn by the same claim.
+        """
+
+        def withdraw_all(withdraw: Withdraw) -> bool:
+            groups = withdraw_commits(self._admin, withdraw, made_again, deadline)
+            for group in groups:
+                self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
+            return bool(groups)
+
+        hint = _UNSETTLED.format(enrolment.topic)
+        self._records.write("Enrol", before, enrolment, deadline, hint, first=withdraw_all)
+
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
     return Enroller(session, SlotsTopics(session.admin), observer)
@@ -348,20 +369,16 @@ def enrol(
         check = check_records(session.admin, facts, partitioner, deadline)
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
-    groups, gone = tuple[str, ...](), False
+    gone = False
     before = view.recorded(topic)  # of the topic that had this name before, or of this one until it was left
     if known is None and before is not None:
         refuse_another_topic(session.connection, topic, facts.topic_id)
         if (former := before.former) is not None:
             _refuse_readers(session, before, deadline)
-        groups = withdraw_commits(session, facts, deadline)
-        for group in groups:
-            observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
-        with behind_a_change(done=bool(groups)):
-            if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
-                gone = True
-                observer(StepDone("DeleteSlots", 0.0, former.topic))
-    with behind_a_change(done=gone or bool(groups)):
+        if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
+            gone = True
+            observer(StepDone("DeleteSlots", 0.0, former.topic))
+    with behind_a_change(done=gone):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)
 
 

@@ -19,7 +19,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, behind_a_change
 from kpsplit.kafka.cluster_admin import (
     ANSWER_SECONDS,
@@ -51,6 +50,8 @@ SEGMENT_MS = 24 * 3600 * 1000
 """So old are records at most in a segment that is never compacted, where something is written."""
 LONGEST_SEGMENT_BYTES = 64 << 20
 DEFAULT_OFFSETS_PARTITIONS = 16
+TAKES_NOTHING = ("max.message.bytes", "0")
+"""For topics that nobody ever writes to. Older versions sealed sub-topics with it."""
 AGAIN = "run kpsplit init again: it goes on from there"
 _MIN_MESSAGE_BYTES = 1_000_000
 """A control record may have 900,000 bytes."""

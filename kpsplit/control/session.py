@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import ConflictError, FencedError, UsageError
+from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
@@ -152,6 +153,10 @@ class ClusterSession:
         return self._writer
 
 
+Withdraw = Callable[[Sequence[tuple[int, bytes]], Deadline], None]
+"""Withdraws range commits by a claim: (partition of the offset log, key) each."""
+
+
 class EnrolmentRecords:
     """Writes enrolments, each where the record stands that it follows. Not thread safe.
 
@@ -168,33 +173,63 @@ class EnrolmentRecords:
         _expected(self._log(topic, deadline).look(deadline), (enrolment,), topic)
 
     def write(
-        self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline, hint: str
+        self,
+        name: str,
+        before: Enrolment | None,
+        enrolment: Enrolment,
+        deadline: Deadline,
+        hint: str,
+        first: Callable[[Withdraw], bool] | None = None,
     ) -> None:
         """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
 
-        ``hint``: the next step where it is written and cannot be read back.
-
-        The look that decides comes after the claim: who claims the topic after it has the write refused. A
-        look before it spares the others a claim that leads to nothing. Where another operator has written it
-        already nothing is written.
+        ``hint``: the next step where it is written and cannot be read back. ``first``: withdraws range
+        commits by the same claim before; returns whether there were any. Where another operator has written
+        the record already nothing is done.
         """
-        started, topic = monotonic(), enrolment.topic
-        log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
-        recorded = False
-        while not recorded:
-            for look in (log.look, log.claim):
-                if _expected(look(deadline), (before, *there), topic) in there:
-                    return
-            try:
+        started = monotonic()
+
+        def record(log: EnrolmentLog) -> None:
+            with behind_a_change(done=first is not None and first(log.withdraw)):
                 log.record(enrolment, deadline, hint)
-                recorded = True
-            except FencedError:
-                if log.look(deadline) not in (before, *there):
-                    raise
-                # Who claimed it since may write the same, and has the time to do so.
-                deadline.check(f"another operator to enrol topic {topic}")
-                time.sleep(LOOK_AGAIN_SECONDS)
-        self._observe(StepDone(name, monotonic() - started, topic))
+
+        there = (enrolment, replace(enrolment, settled=True))
+        if self.by_claim(enrolment.topic, before, there, record, deadline):
+            self._observe(StepDone(name, monotonic() - started, enrolment.topic))
+
+    def by_claim(
+        self,
+        topic: str,
+        before: Enrolment | None,
+        there: Sequence[Enrolment],
+        act: Callable[[EnrolmentLog], None],
+        deadline: Deadline,
+    ) -> bool:
+        """Do something by a claim of a topic's enrolment if ``before`` is recorded; return whether it was.
+
+        The look that decides comes after the claim: who claims the topic after it has the act refused. A look
+        before it spares the others a claim that leads to nothing. Nothing is done where one of ``there`` is
+        recorded; any other record raises ConflictError.
+        """
+        log, changed = self._log(topic, deadline), False
+        while True:
+            began = monotonic()
+            with behind_a_change(done=changed):
+                for look in (log.look, log.claim):
+                    if _expected(look(deadline), (before, *there), topic) in there:
+                        return False
+                try:
+                    act(log)
+                    return True
+                except FencedError as error:
+                    changed = changed or error.changed is True
+                    if log.look(deadline) not in (before, *there):
+                        raise
+                    deadline.check(f"another operator to enrol topic {topic}")
+                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
+                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
+                    time.sleep(min(pause, deadline.left()))
 
 
 def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:

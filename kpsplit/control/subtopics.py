@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from kpsplit.clock import Deadline
+from kpsplit.control.own_topics import TAKES_NOTHING
 from kpsplit.errors import (
     EXIT_CONFLICT,
     AuthorizationError,
@@ -38,9 +39,6 @@ SEALED_CONFIG = ("max.message.bytes", "80")
 It takes the markers that end transactions (78 bytes). With 0 it refuses them as well: a transaction that was
 open at the seal would never end, and nobody could read the sub-topic to its end.
 """
-TAKES_NOTHING = ("max.message.bytes", "0")
-"""For topics that nobody ever writes to. Older versions sealed sub-topics with it."""
-
 _CLEANUP_SECONDS = 10.0
 _PAUSE = 0.02
 _NOT_COPIED = ("leader.replication.", "follower.replication.", "confluent.placement.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import SlotsTopics
@@ -24,6 +22,7 @@ from kpsplit.control.session import (
     LOOK_AGAIN_SECONDS,
     ClusterSession,
     EnrolmentRecords,
+    Withdraw,
     lease_seconds,
     wait_a_lease,
 )
@@ -36,14 +35,14 @@ from kpsplit.errors import (
     many,
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
-from kpsplit.kafka.control_log import OperationLog
+from kpsplit.kafka.control_log import EnrolmentLog, OperationLog
 from kpsplit.kafka.groups import known_groups, range_commits, readers_of, readers_of_topics
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.group_slots import group_topics
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC, is_changelog_of, offsets_partition
+from kpsplit.splitter.records.keys import is_changelog_of, offsets_partition
 
 EFFORT_SECONDS = 10.0
 """For what an enrolment, or the way back, does besides waiting for leases."""
@@ -55,21 +54,23 @@ def changelogs_of(admin: ClusterAdmin, topic: str) -> list[str]:
     return sorted(name for name in admin.topics() if is_changelog_of(name, topic))
 
 
-def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
+def withdraw_commits(
+    admin: ClusterAdmin, withdraw: Withdraw, topic: TopicFacts, deadline: Deadline
+) -> tuple[str, ...]:
     """Withdraw what all groups have committed for a topic; return these groups.
 
     Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
     pass over the first 1000 records of the new topic without a word.
+
+    Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
+    which was claimed when it was not: who claims it since, and may enrol it, has this refused.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(session.admin, parents, deadline)
+    fold = range_commits(admin, parents, deadline)
     stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
-    count = offset_log_partitions(session.admin) if stale else 0
-    for parent, keys in groupby(stale, itemgetter(0)):
-        tombstones = [(key.encode(), None) for _, key in keys]
-        partition = offsets_partition(parent, count)
-        with behind_a_change(done=parent != stale[0][0]):
-            session.writer().write_all(OFFSETS_TOPIC, tombstones, deadline, partition=partition)
+    if stale:
+        count = offset_log_partitions(admin)
+        withdraw([(offsets_partition(parent, count), key.encode()) for parent, key in stale], deadline)
     return tuple(sorted({key.group for _, key in stale}))
 
 
@@ -86,6 +87,7 @@ class Unenroller:
         self._admin = session.admin
         self._topic = topic
         self._observe = observer
+        self._records = EnrolmentRecords(session.enrolments, observer)
         self._deadline = session.begin()
         self._patience = Deadline(patience)
         self._changed = self._claimed = self._lease_over = self._withdrawn = False
@@ -208,10 +210,7 @@ class Unenroller:
                 again = f"; then run again: kpsplit unenroll {self._topic}"
                 self._await(obstacle.message, f"{obstacle.remedy}{again}")
             case Act.WITHDRAW:
-                facts = self._admin.describe(self._topic)
-                for group in withdraw_commits(self._session, facts, self._deadline):
-                    self._done("Withdraw", started, f"the range commits of {group}")
-                self._withdrawn = True
+                self._withdraw(recorded)
 
     def _record(self, recorded: Enrolment) -> None:
         record = following(recorded)
@@ -220,8 +219,7 @@ class Unenroller:
         if not recorded.returning:
             self._refuse_what_cannot_end(recorded)
         name = _NAMES[record.settled, record.former is None]
-        records = EnrolmentRecords(self._session.enrolments, self._observe)
-        records.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
+        self._records.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
         self._changed, self._lease_over = True, False
 
     def _refuse_what_cannot_end(self, recorded: Enrolment) -> None:
@@ -248,6 +246,17 @@ class Unenroller:
                 raise refusal(self._topic, (obstacle,), changed=True)
         self._claimed = True
         self._done("ClaimAll", started, many(len(states), "partition"))
+
+    def _withdraw(self, recorded: Enrolment) -> None:
+        """Withdraw the range commits of all groups, by a claim: who enrols the topic again has its own."""
+        started, topic = monotonic(), self._admin.describe(self._topic)
+
+        def withdraw(log: EnrolmentLog) -> None:
+            for group in withdraw_commits(self._admin, log.withdraw, topic, self._deadline):
+                self._done("Withdraw", started, f"the range commits of {group}")
+
+        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)
+        self._withdrawn = True
 
     def _await(self, what: str, hint: str | None = None) -> None:
         """Wait a moment for a group; report whom that is for, once."""

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.devcluster import storage
-from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
+from kpsplit.devcluster.process import START_SECONDS, KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import HOST, ClusterIdentity, NodeAddress, PortReservation
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
 
@@ -178,8 +178,6 @@ def _lists(
     return set(expected) <= set(metadata.brokers)
 
 
-# Seconds; 6 on two idle cores, over 90 on a busy machine. A broker that ends is reported at once.
-_START_TIMEOUT = 180.0
 _ATTEMPTS = 3  # sets of ports that are tried where ports cannot be kept reserved
 _PORT_TAKEN = "Address already in use"
 _STOP_GRACE = 10.0  # seconds for brokers with data to keep to stop by themselves
@@ -242,7 +240,7 @@ class DevCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, timeout: float = _START_TIMEOUT) -> None:
+    def start(self, timeout: float = START_SECONDS) -> None:
         """Start all brokers and return when each serves metadata that lists all.
 
         Args:
@@ -267,7 +265,7 @@ class DevCluster:
             self._stop_in_order()
         self._release()
 
-    def wait_ready(self, timeout: float = _START_TIMEOUT) -> None:
+    def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Return when each running, unpaused broker lists all of these."""
         self._wait_ready([b for b in self.brokers if b.alive and not b.paused], Deadline(timeout))
 

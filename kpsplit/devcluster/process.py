@@ -18,6 +18,12 @@ from kpsplit.clock import Deadline
 from kpsplit.devcluster.jars import Java, ensure_jars, expected_jars, find_java
 from kpsplit.errors import KpsplitError
 
+START_SECONDS = 180.0
+"""For all brokers to be ready: 6 on two idle cores, over 90 on a busy machine.
+
+A broker that ends is reported at once.
+"""
+
 # Run as a file, in isolated mode: it starts quickly, and nothing in the current folder shadows its imports.
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 

@@ -27,6 +27,7 @@ from kpsplit.kafka.error_map import FENCED, error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue, FencedLog
+from kpsplit.splitter.commits import MOST_WITHDRAWN
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import (
@@ -155,7 +156,7 @@ class OperatorProducer:
         Raises:
             FencedError: a newer holder has the id. UnknownOutcomeError: read back what became of it.
         """
-        producer, offsets = self._producer, list[int]()
+        producer, offsets, began = self._producer, list[int](), monotonic()
         if producer is None:
             raise InvariantError(f"could not {what}: it is not claimed")
         try:
@@ -166,7 +167,7 @@ class OperatorProducer:
             producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
             self.discard()
-            translated = _refused(error_of(exception), what, writing=True)
+            translated = _refused(error_of(exception), what, monotonic() - began)
             if isinstance(translated, FencedError | UnknownOutcomeError | AuthorizationError):
                 raise translated from exception
             raise UnknownOutcomeError(translated.message) from exception
@@ -410,14 +411,36 @@ class EnrolmentLog(FencedLog):
         self._fence(self._mark, deadline)
         return self._tail.view.recorded(self._topic)
 
+    def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
+        """Withdraw range commits (partition of the offset log, key) by the claim, which stays.
+
+        Raises:
+            FencedError: another operator claimed the topic since. KpsplitError: some may be withdrawn.
+        """
+        what = f"withdraw commits of {self._topic} in {OFFSETS_TOPIC}"
+        for first in range(0, len(commits), MOST_WITHDRAWN):
+            with behind_a_change(done=first > 0):
+                deadline.check(what)
+                tombstones = [(OFFSETS_TOPIC, *c, None) for c in commits[first : first + MOST_WITHDRAWN]]
+                # What a transaction came to is known by its record in the control topic.
+                mark = (CONTROL_TOPIC, _ENROLMENTS, enrolment_claim_key(self._topic), None)
+                self._producer.write([*tombstones, mark], what, deadline)
+
     def record(self, enrolment: Enrolment, deadline: Deadline, hint: str) -> None:
-        """Write an enrolment, and read it back; ``hint``: the next step where that fails.
+        """Write an enrolment, and read it back; ``hint``: the next step where it is, or may be, written.
 
         Raises:
             FencedError: another operator claimed the topic since; nothing was written.
+            DeadlineExceededError: no time was left; nothing was written.
         """
+        what = f"record the enrolment of {self._topic}"
+        deadline.check(what)
         records = [(CONTROL_TOPIC, _ENROLMENTS, enrolment_key(self._topic), encode_enrolment(enrolment))]
-        offset = self._producer.write(records, f"record the enrolment of {self._topic}", deadline)
+        try:
+            offset = self._producer.write(records, what, deadline)
+        except UnknownOutcomeError as error:
+            error.hint = hint
+            raise
         self._producer.close()
         with behind_a_change(hint):
             self._read_decided(offset + 1, deadline)
@@ -433,11 +456,19 @@ class EnrolmentLog(FencedLog):
         self._tail.read_to({_ENROLMENTS: end}, deadline)
 
 
-def _refused(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
-    """Return kpsplit's error for one of the holder's producer, whose id only operators take."""
-    if error is not None and error.code() in FENCED:
-        return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
-    return translate(error, what, writing=writing)
+def _refused(error: KafkaError | None, what: str, written_for: float | None = None) -> KpsplitError:
+    """Return kpsplit's error for one of the holder's producer, whose id only operators take.
+
+    ``written_for``: since when a transaction is open, in seconds. Brokers end one that takes too long, and
+    refuse it then with the same error.
+    """
+    if error is None or error.code() not in FENCED:
+        return translate(error, what, writing=written_for is not None)
+    why, hint = "another operator took over", "look at: kpsplit status"
+    if written_for is not None and written_for >= TRANSACTION_TIMEOUT_MS / 1000:
+        why += f", or the brokers ended the transaction, which took {written_for:.0f} s"
+        hint += "; if no other operator is at work, run the same command again"
+    return FencedError(f"could not {what}: {why}", hint=hint)
 
 
 def _kept(offsets: list[int]) -> Callable[[object, Message], None]:

@@ -63,6 +63,13 @@ class Owner:
     member: str
     client_id: str
     host: str
+    instance: str = ""
+    """Its ``group.instance.id``; empty: it has none, or it was not asked for."""
+
+    @property
+    def name(self) -> str:
+        """The name that outlives a restart, where the member has one."""
+        return self.instance or self.member
 
     def __str__(self) -> str:
         """Return client id, begin of the member id, host: so members without a client id differ."""
@@ -106,25 +113,29 @@ class Members:
 
 
 def describe_members(
-    admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS, *, kept: bool = False
+    admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS, *, kept: bool = False, me: str = ""
 ) -> Members:
     """Return the members of a group; none if there is no such group.
 
-    ``kept``: ask a classic group also for what its members had when they joined.
+    ``kept``: ask a classic group also for what its members had when they joined. ``me``: the member that
+    asks. A group of it alone is not asked: it knows what it has, and the question takes a large library.
     """
     limit = Deadline(seconds)
     found = at_rest(lambda: _described(admin, group, limit), limit)
     if found is None:
         return Members(False, True, {})
     assigned = {
-        PhysicalPartition(place.topic, place.partition): Owner(m.member_id, m.client_id, m.host.lstrip("/"))
+        PhysicalPartition(place.topic, place.partition): Owner(
+            m.member_id, m.client_id, m.host.lstrip("/"), m.group_instance_id or ""
+        )
         for m in found.members
         for place in (m.assignment.topic_partitions if m.assignment else ())
     }
     active = found.state not in WITHOUT_MEMBERS
     members = Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
     cooperates = found.type is not ConsumerGroupType.CONSUMER and found.partition_assignor not in _EAGER
-    if kept and active and members.settled and cooperates:
+    alone = [m.member_id for m in found.members] == [me]
+    if kept and active and members.settled and cooperates and not alone:
         return at_rest(lambda: _classic_members(admin, group, max(PAUSE, limit.left()), members), limit)
     return members
 
@@ -239,6 +250,7 @@ def known_groups(admin: ClusterAdmin, topics: Collection[str], deadline: Deadlin
 
     It has committed there, or a member owns something of them, or may still work on what it owned. The list
     comes first: a group on it that commits meanwhile has positions, one that forgets them has its members.
+    One that gets its first member after the list, and has committed nothing, is not known yet.
 
     Raises:
         AuthorizationError: groups may be hidden from us.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
     OFFSET_INVALID,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -225,9 +226,9 @@ def exists(admin: AdminClient, topic: str) -> bool | None:
     return True
 
 
-def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
+def learn_leaders(client: AdminClient | Consumer, topic: str, seconds: float) -> None:
     with suppress(KafkaException):  # the next answer shows it
-        admin.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
+        client.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
 
 
 OFFSET_REQUEST_SECONDS = 5.0

@@ -21,6 +21,7 @@ from kpsplit.kafka.log_ends import (
 from kpsplit.splitter.lineage import PhysicalPartition
 
 _POLL_SECONDS = 0.2
+FOLLOW_SECONDS = 1.0
 
 
 class LogTail:
@@ -61,13 +62,22 @@ class LogTail:
         )
         self._asked: EndRequest | None = None
         self._stopped: FutureVersionError | None = None
-        self.follow(partitions)
+        self._assign(partitions)
 
     def follow(self, partitions: Iterable[int]) -> None:
+        """Follow more partitions; waits up to a second for the client to learn their leaders.
+
+        By itself it looks for them once a second, and reads nothing until then.
+        """
+        if self._assign(partitions):
+            learn_leaders(self._consumer, self._topic, FOLLOW_SECONDS)
+
+    def _assign(self, partitions: Iterable[int]) -> bool:
         new = sorted(set(partitions) - self._positions.keys())
         if new:
             self._consumer.incremental_assign([TopicPartition(self._topic, p, self._begin) for p in new])
             self._positions.update(dict.fromkeys(new, self._begin))
+        return bool(new)
 
     def progress(self) -> int:
         """Return a number that rises with everything that is read, transaction markers included."""

@@ -361,6 +361,8 @@ class TopicTask:
         """Look up the topics of records that wait for it, and let them go on."""
         producer, tail = self._producer, self._feed.following()
         failed: KpsplitError | None = None
+        if any(topic in tail.view.enrolments for topic in list(producer.unrouted)):
+            self._feed.registration.writer()  # it connects while the control topic is read to its end
         for topic in list(producer.unrouted):
             if not producer.lease_valid():
                 return  # the view may be old: a topic could be enrolled by now

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from kpsplit.splitter.lineage import Segment
 
@@ -106,7 +106,7 @@ class SegmentWriter(Generic[P]):
         self.final = 0
         self.pending: list[Acknowledged[P]] = []
         self.unplaced: list[Unplaced[P]] = []
-        self.last_number: int | tuple[int, Any] = -1
+        self.last_number = -1
         self.last_offset: int | None = None
         self.newest = -1
         self.in_order = True
@@ -138,9 +138,8 @@ class SegmentWriter(Generic[P]):
         That holds for records that were sent later: brokers write what one producer sends in that order.
         While numbers only rise, they tell which was sent later.
         """
-        number, offset = self.last_number, self.last_offset
-        latest = number[0] if isinstance(number, tuple) else number
-        if offset is None or latest >= sequence or not self.in_order:
+        offset = self.last_offset
+        if offset is None or self.last_number >= sequence or not self.in_order:
             return self.segment.start
         return offset + 1
 

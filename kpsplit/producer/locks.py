@@ -78,7 +78,12 @@ class QuickLock(_Taken):
         self.first = _First(self)
 
     def within(self, seconds: float) -> _Taken:
-        """Return what takes the lock by ``with``, and raises ``Busy`` there if it is not free in time."""
+        """Return what takes the lock by ``with``, and raises ``Busy`` there if it is not free in time.
+
+        The time is no limit in CPython 3.11 where threads take the lock again and again: if one takes the
+        token that has woken this thread, and the time is over then, the queue waits on until it gets a token.
+        So those threads must let one that waits pass.
+        """
         return _Taken(partial(self._token.get, True, seconds), self._token.put)
 
     def let_pass(self) -> None:

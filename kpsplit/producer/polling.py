@@ -33,15 +33,18 @@ class Polling:
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
-        self._in_callbacks: set[int] = set()
+        self._inside: set[int] = set()
         self._waiting: set[int] = set()
         self._last = 0
 
     def check_entry(self) -> None:
         """Raise KpsplitError inside a callback, in the middle of another call, and in a child process."""
         self.check_free()
-        if self.in_callback():
-            raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
+        if get_ident() in self._inside:
+            raise KpsplitError(
+                "poll() or flush() was called inside a callback, or by a signal handler in the middle of one",
+                hint="return from it first",
+            )
 
     def check_free(self) -> None:
         """Raise KpsplitError in the middle of another call of this thread, and in a child process."""
@@ -52,9 +55,6 @@ class Polling:
         """Raise KpsplitError in a child process: librdkafka has no threads there, and would wait for ever."""
         if self._state.forked and self._state.fatal is not None:
             raise self._state.fatal
-
-    def in_callback(self) -> bool:
-        return get_ident() in self._in_callbacks
 
     def serve(self, call: Callable[[float], int], seconds: float) -> int:
         """Take reports for so long, unless another thread is at it; run queued callbacks before and after.
@@ -68,21 +68,25 @@ class Polling:
         served = self._run_queued()
         if self._waiting and self._last == get_ident():
             sleep(LET_PASS_SECONDS)  # or this thread had the lock again before one that waits is scheduled
+        return served + int(self.guarded(self._in_turn, call, seconds)) + self._run_queued()
+
+    def _in_turn(self, call: Callable[[float], int], seconds: float) -> int:
+        """Call it with the lock, 0 if that is not free in time. Guarded: or a handler waits for the lock."""
         ours, lock = False, self._state.poll_lock
         try:
-            if seconds > 0 and lock.taken():
+            if seconds > 0:  # also where the lock is free: another thread may take it first, again and again
                 self._waiting.add(get_ident())
             with lock.within(seconds):
                 ours = True
                 self._waiting.discard(get_ident())
                 self._last = get_ident()
-                served += int(self.guarded(call, seconds))
+                return call(seconds)
         except Busy:
             if ours:  # a callback's
                 raise
+            return 0
         finally:
             self._waiting.discard(get_ident())
-        return served + self._run_queued()
 
     def at_once(self, call: Callable[[float], int], general: Callable[[float], int]) -> Callable[..., int]:
         """Return poll() for the common case: it must not wait, no callback or thread waits.
@@ -90,7 +94,7 @@ class Polling:
         ``call`` is librdkafka's poll(); everything else goes to ``general``.
         """
         # Local names: applications poll after every record.
-        state, run_queued, waiting, inside = self._state, self._run_queued, self._waiting, self._in_callbacks
+        state, run_queued, waiting, inside = self._state, self._run_queued, self._waiting, self._inside
         queued, in_a_call, lock = state.callbacks.queue, state.lock.taken, state.poll_lock.at_once
 
         def poll(timeout: float = -1) -> int:
@@ -99,17 +103,17 @@ class Polling:
                 if me not in inside:
                     ours = False
                     try:
+                        inside.add(me)  # first: a signal handler that polls would wait for this thread's lock
                         with lock:
                             ours = True
-                            try:
-                                inside.add(me)
-                                served = call(0)
-                            finally:
-                                inside.discard(me)
-                        return served + run_queued() if queued else served
+                            served = call(0)
                     except Busy:
                         if ours:  # a callback's
                             raise
+                    finally:
+                        inside.discard(me)
+                    if ours:
+                        return served + run_queued() if queued else served
             return general(timeout)
 
         return poll
@@ -117,10 +121,10 @@ class Polling:
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         me = get_ident()
         try:
-            self._in_callbacks.add(me)
+            self._inside.add(me)
             return call(*arguments)
         finally:
-            self._in_callbacks.discard(me)
+            self._inside.discard(me)
 
     def _run_queued(self) -> int:
         """Run queued callbacks; the library's thread may go on taking reports meanwhile."""

@@ -38,14 +38,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kpsplit.errors import FencedError, behind_a_change
+from kpsplit.errors import FencedError, UnknownOutcomeError, UnreachableError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
-from kpsplit.splitter.steps import Fit
 
-if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
-    from kpsplit.clock import Deadline
+if TYPE_CHECKING:
+    from kpsplit.clock import Deadline  # it is handed its deadlines and makes none: the core has no clock
+    from kpsplit.splitter.steps import Fit  # every producer imports this module, and plans no operation
 
 TURN_SECONDS = 15.0
 """The first turn. A claim and its first record take some 50 ms, on brokers that are overloaded 3 to 15 s."""
@@ -145,9 +145,12 @@ class FencedLog(ABC):
 
         ``mark`` appends a record outside of any transaction and returns where the log ends with it. It is
         acknowledged by all replicas that may become leaders: only the true leader can report that.
+
+        Raises:
+            UnreachableError: the mark is not acknowledged; nothing depends on whether it is written.
         """
         self._take(deadline)
-        self._read_decided(mark(deadline), deadline)
+        self._read_decided(_marked(mark, deadline), deadline)
 
     @abstractmethod
     def _take(self, deadline: Deadline) -> None:
@@ -156,6 +159,14 @@ class FencedLog(ABC):
     @abstractmethod
     def _read_decided(self, end: int, deadline: Deadline) -> None:
         """Read until everything before ``end`` is decided and read."""
+
+
+def _marked(mark: Callable[[Deadline], int], deadline: Deadline) -> int:
+    try:
+        return mark(deadline)
+    except UnknownOutcomeError as error:
+        what = error.message.removesuffix(" (outcome unknown)")
+        raise UnreachableError(f"could not make a claim: {what}", retriable=True) from error
 
 
 class ClaimedLog(FencedLog):
@@ -203,7 +214,7 @@ class ClaimedLog(FencedLog):
                 return None
             match self._queue.decide(state.revision, self._announced(deadline), self._now()):
                 case Announce(claim):
-                    self._announce(claim, deadline)
+                    _marked(partial(self._announce, claim), deadline)
                 case WaitForTurn(seconds):
                     self._wait(min(seconds, LOOK_SECONDS), deadline)
                 case Go(claim):

@@ -21,6 +21,8 @@ from kpsplit.splitter.records.offsets import (
     NewerCommit,
     RangeCommit,
     check_partition,
+    is_of_others,
+    key_start,
     parse_offset_key,
     read_commit,
 )
@@ -124,7 +126,7 @@ class CommitFold:
     None for it, and ``newer`` names it. Who would begin to read there asks ``newer`` first.
 
     Args:
-        group: keep the commits of this group only; None: of all.
+        group: keep the commits of this group only, and look no further into others'; None: of all.
         partitions: how many the log has. A record in another one than its key's is garbage: nothing says
             which of two records in two partitions is the later one. None: all records are from the right one.
     """
@@ -133,6 +135,7 @@ class CommitFold:
         self.garbage = 0
         self.last_garbage = ""
         self._group = group
+        self._own = None if group is None else key_start(group)
         self._partitions = partitions
         self._known: dict[tuple[str, PhysicalPartition], _Commits] = {}
 
@@ -144,6 +147,8 @@ class CommitFold:
         A record that comes again, because a part of the log is read twice, changes nothing. ``partition``:
         where it stands.
         """
+        if self._own is not None and key is not None and is_of_others(key, self._own):
+            return None
         try:
             subject = parse_offset_key(key)
             if not isinstance(subject, CommitKey) or self._group not in (None, subject.group):

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tenacity
@@ -67,25 +68,35 @@ class Handler:
 
 
 class Member(threading.Thread):
-    """A member in a thread, inside ``run()``."""
+    """A member in a thread, inside ``run()``. ``extra``: settings; ``callbacks``: of the subscription."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, directory: Path, *, standbys: int = 0, **options: Any
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        directory: Path,
+        *,
+        standbys: int = 0,
+        warm_seconds: float = 0.0,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+        callbacks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         super().__init__(daemon=True)
-        settings = config(bootstrap, group)
-        self.store = StateStore(directory, settings, standbys=standbys)
+        settings = config(bootstrap, group, **extra)
+        self.store = StateStore(directory, settings, standbys=standbys, warm_seconds=warm_seconds)
         self.consumer = Consumer(settings, state=self.store)
         self.handler = Handler(self.store, options.pop("seconds", 0.0), options.pop("fails_every", 0))
         self.error: BaseException | None = None
-        self._topic = topic
+        self._topic, self._callbacks = topic, callbacks
         self._options = {"workers": 4, "on_error": POLICY, "commit_seconds": 0.3, **options}
         self.start()
 
     def run(self) -> None:
         try:
             with self.store, self.consumer:
-                self.consumer.subscribe([self._topic])
+                self.consumer.subscribe([self._topic], **self._callbacks)
                 self.consumer.run(self._options.pop("handler", self.handler), **self._options)
         except BaseException as error:  # noqa: BLE001 - told by stop()
             self.error = error

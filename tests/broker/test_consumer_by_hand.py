@@ -161,6 +161,54 @@ def test_positions_in_the_programs_own_store_hold_through_kills_a_split_a_merge_
         assert by_key(results(store)) == sender.sent
 
 
+def test_a_store_that_fails_before_the_first_bookmark_loses_nothing(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    store = tmp_path / "store.db"
+    shared(operations, topic, SLOTS)
+    text = program(bootstrap, topic, store, SLOTS)
+    with closing(Sender(bootstrap, topic)) as sender:
+        sender.send(EACH)
+        with closing(sqlite3.connect(store)) as database, database:
+            database.execute("CREATE TABLE results (key, value)")
+            database.execute(
+                "CREATE TRIGGER away BEFORE INSERT ON results BEGIN SELECT RAISE(ABORT, 'store is away'); END"
+            )
+        failed = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert failed.returncode != 0
+        assert "store is away" in failed.stderr
+        with closing(sqlite3.connect(store)) as database, database:
+            database.execute("DROP TRIGGER away")
+        Killed(text, store, EACH)
+        assert by_key(results(store)) == sender.sent
+
+
+def test_programs_that_begin_at_bookmarks_keep_the_ordinary_offset_right(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    shared(operations, topic, SLOTS)
+    halves = [[(topic, 0, index) for index in some] for some in ((0, 1), (2, 3))]
+    saved: list[str] = []
+    with closing(Sender(bootstrap, topic)) as sender:
+        for end in (EACH, 2 * EACH):
+            sender.send(EACH)
+            seen = 0
+            for half in halves:
+                with consumer(bootstrap, f"g-{topic}", enable_auto_commit=False) as program:
+                    program.assign_slots(half, saved)
+                    wait_for(lambda: all(s.stage == "reading" for s in program.slots()), "the slots")
+                    while messages := program.consume(EACH, 2.0):
+                        seen += len(messages)
+                    program.commit(asynchronous=False)
+                    saved += [slot.bookmark for slot in program.slots() if slot.bookmark]
+                    at = committed(program, topic)
+            assert (seen, at) == (EACH, end)
+
+
 class Keeper(threading.Thread):
     """A member of a group that keeps what it read, and its bookmarks, in a store that all members share."""
 

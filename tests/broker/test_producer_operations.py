@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -44,7 +44,28 @@ from tests.broker.producing import Journal, Writer, eventually, records_of
 
 pytestmark = [pytest.mark.broker]
 
-LONG_LEASE_MS = 10_000
+LONG_LEASE_MS = 5_000
+
+
+class Unhurried(NamedTuple):
+    """A cluster of one broker on which a lease outlasts any delay of a test."""
+
+    bootstrap: str
+    operations: Admin
+
+    def topic(self, name: str) -> str:
+        """Make a topic of one partition."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
+        return name
+
+
+@pytest.fixture(scope="module")
+def unhurried(kafka_runtime: KafkaRuntime) -> Iterator[Unhurried]:
+    """For tests of producers that answer in time: one that answers too late is fenced, and rightly so."""
+    with DevCluster(1) as alone, Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
+        operations.initialise(lease_ms=LONG_LEASE_MS)
+        yield Unhurried(alone.bootstrap, operations)
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -106,10 +127,9 @@ def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bo
     assert stats.last_error is None
 
 
-def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(
-    operations, bootstrap, make_topic
-) -> None:
-    topic, other = make_topic(), make_topic()
+def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(unhurried) -> None:
+    bootstrap, operations = unhurried
+    topic, other = unhurried.topic("enrolled-under-writes"), unhurried.topic("written-beside")
     parent = PhysicalPartition(topic, 0)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap}) as producer:
@@ -173,8 +193,9 @@ def test_a_new_producer_takes_over_where_nobody_else_is_left(operations, bootstr
     assert state_of(operations, parent).phase is Phase.STEADY
 
 
-def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bootstrap, make_topic) -> None:
-    topic = make_topic()
+def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> None:
+    bootstrap, operations = unhurried
+    topic = unhurried.topic("never-polled")
     parent = enrolled(operations, topic)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 50}) as producer:
@@ -189,11 +210,10 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bo
     assert journal.check(operations, bootstrap, topic).strays == 0
 
 
-def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(
-    operations, bootstrap, make_topic
-) -> None:
+def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(unhurried) -> None:
     """The application does not poll: the library's thread waits for 50,000 records with linger.ms 500."""
-    topic = make_topic()
+    bootstrap, operations = unhurried
+    topic = unhurried.topic("lingering")
     parent = enrolled(operations, topic)
     journal = Journal()
     queued = 50_000
@@ -488,26 +508,22 @@ def begin_then_split(
 
 
 def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
-    kafka_runtime: KafkaRuntime,
+    unhurried,
 ) -> None:
-    """On a cluster of its own with a long lease: one that answers too late is fenced, and rightly so."""
-    topic, name, journal, told = "orders", "tx", Journal(), list[StepDone]()
-    with DevCluster(1) as alone, Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
-        operations.initialise(lease_ms=LONG_LEASE_MS)
-        admin = AdminClient({"bootstrap.servers": alone.bootstrap})
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
-        parent = enrolled(operations, topic)
-        crash_in_a_transaction(alone.bootstrap, name, topic)
-        with Producer({"bootstrap.servers": alone.bootstrap, "transactional.id": name}) as successor:
-            successor.init_transactions(60)
-            begin(successor, topic, journal)
-            successor.commit_transaction(60)
-            plan = operations.plan_split(parent, 2, even=True)
-            operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
-            begin(successor, topic, journal)
-            successor.commit_transaction(60)
-        assert "1 producer ready, 1 silent" in [step.detail for step in told]
-        journal.check(operations, alone.bootstrap, topic)
+    bootstrap, operations = unhurried
+    topic, name, journal, told = unhurried.topic("taken-over"), "tx", Journal(), list[StepDone]()
+    parent = enrolled(operations, topic)
+    crash_in_a_transaction(bootstrap, name, topic)
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as successor:
+        successor.init_transactions(60)
+        begin(successor, topic, journal)
+        successor.commit_transaction(60)
+        plan = operations.plan_split(parent, 2, even=True)
+        operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
+        begin(successor, topic, journal)
+        successor.commit_transaction(60)
+    assert "1 producer ready, 1 silent" in [step.detail for step in told]
+    journal.check(operations, bootstrap, topic)
 
 
 def crash_in_a_transaction(bootstrap: str, name: str, topic: str) -> None:

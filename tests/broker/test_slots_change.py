@@ -20,12 +20,25 @@ from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
 from kpsplit.clock import Deadline
 from kpsplit.errors import ConflictError, DeadlineExceededError, FencedError
+from kpsplit.kafka import control_log
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
+from kpsplit.kafka.groups import range_commits
+from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.kafka.producers_log import AcknowledgedWriter
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, changelog_topic, enrolment_key, slots_topic
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    changelog_topic,
+    enrolment_key,
+    offsets_partition,
+    slots_topic,
+)
+from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.broker.consuming import REMOTE, Log, Member, consumer, reading, shared, wait_for
 from tests.broker.operating import DiedError, dying_after, operating, split
 from tests.broker.sleeping import COUNT, PATIENCE, SHORT_SESSION_MS, Sleeper, send
@@ -388,6 +401,30 @@ def test_an_operator_that_slept_before_its_record_while_another_changed_the_slot
         assert fresh.view().enrolments[topic] == found[-1]
         assert (found[-1].slots, found[-1].generation, found[-1].former_slots) == (8, 3, None)
         assert not [c for c in fresh.doctor() if not c.ok and topic in c.message]
+
+
+def test_an_operator_that_slept_while_another_one_claimed_the_topic_withdraws_no_commit(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_log, "MOST_WITHDRAWN", 1)
+    connection, parent = Connection({"bootstrap.servers": bootstrap}), PhysicalPartition(make_topic(1), 0)
+    known, admin = operations.enrol(parent.topic, KIND, slots=2), ClusterAdmin(connection)
+    place = offsets_partition(parent, offset_log_partitions(admin))
+    writer = AcknowledgedWriter(connection, "tests")
+    commits = [RangeCommit("g", parent, half, {0: Position(77)}, "m", 1) for half in WHOLE.split_evenly(2)]
+    for commit in commits:
+        writer.write(OFFSETS_TOPIC, commit.key, commit.encode(), Deadline(60), partition=place)
+    keys = [(place, commit.key) for commit in commits]
+    with closing(ControlTail(connection)) as tail:
+        first, second = (EnrolmentLog(connection, parent.topic, tail, writer) for _ in range(2))
+        assert [log.claim(Deadline(60)) for log in (first, second)] == [known, known]
+        with pytest.raises(FencedError) as caught:
+            first.withdraw(keys, Deadline(60))
+        assert caught.value.changed is False
+        assert len(range_commits(admin, [parent], Deadline(60)).keys("g", parent)) == len(commits)
+        second.withdraw(keys, Deadline(60))
+        second.record(known, Deadline(60), "")
+    assert not range_commits(admin, [parent], Deadline(60)).groups(parent)
 
 
 def test_a_claim_of_a_topic_waits_for_a_strangers_transaction_that_hides_what_another_operator_wrote(

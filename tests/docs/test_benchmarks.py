@@ -18,7 +18,8 @@ TIME = page.Row("some.time", "a time", 100.0, at_most=True, unit="ms", quantile=
 def record(**rows: page.Values) -> page.Record:
     """A run that found these values."""
     names = {name.replace("_", "."): values for name, values in rows.items()}
-    return page.Record("2026-01-31 12:00 UTC", 31.4, {"Kafka": "4.1.2"}, "2 cores, 8 GiB", names)
+    versions = {"kpsplit": "0.1.0", "Kafka": "4.1.2"}
+    return page.Record("2026-01-31 12:00 UTC", 31.4, versions, "2 cores, 8 GiB", names)
 
 
 def line_of(text: str, what: str) -> list[str]:
@@ -30,6 +31,17 @@ def line_of(text: str, what: str) -> list[str]:
 def test_the_page_is_the_one_that_its_record_makes() -> None:
     committed = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     assert committed == page.render(page.recorded_in(committed)), "python -m benchmarks.table --again"
+
+
+def test_readme_shows_the_headline_rows_of_the_record_that_the_page_holds() -> None:
+    recorded = page.recorded_in((ROOT / "docs" / "benchmarks.md").read_text("utf-8"))
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme == page.with_summary(readme, recorded), "python -m benchmarks.table --again"
+    found = record(commit=page.Values((1.25,)))
+    assert line_of(page.with_summary(readme, found), page.SUMMARY["commit"])[1:] == [
+        *("1.25 (1.25 to 1.25)", "at most 1.10")
+    ]
+    assert set(page.SUMMARY) <= {row.name for _, row in page.rows()}
 
 
 def test_a_page_made_of_what_a_page_recorded_is_the_same_page() -> None:

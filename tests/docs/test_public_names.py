@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kpsplit
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +43,14 @@ def test_a_producer_loads_no_library_that_it_does_not_use() -> None:
 
 def test_a_consumer_loads_neither_spark_nor_the_command_line_nor_a_store() -> None:
     loaded = {name.split(".")[0] for name in loaded_by("from kpsplit import Consumer")}
-    assert not loaded & {"pyspark", "py4j", "pyarrow", "click", "rich", "rocksdict"}
+    assert not loaded & {"pyspark", "py4j", "pyarrow", "click", "rich", "rocksdict", "kafka"}
+
+
+@pytest.mark.parametrize("client", ["Producer", "Consumer"])
+def test_a_client_loads_nothing_that_plans_or_drives_operations(client: str) -> None:
+    """An operation of an operator that died is rolled back with it: it is loaded then."""
+    loaded = loaded_by(f"from kpsplit import {client}")
+    assert not loaded & {"kpsplit.splitter.steps", "kpsplit.splitter.driver", "kpsplit.control.subtopics"}
 
 
 def test_type_checkers_and_the_interpreter_find_the_same_public_names() -> None:

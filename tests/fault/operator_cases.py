@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import ignore_steps
 from kpsplit.admin import Admin
+from kpsplit.errors import EXIT_OK
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
@@ -105,7 +106,7 @@ class CaseRun(ABC):
             self._writer.await_delivery(20, 180)
             with Admin(Connection({"bootstrap.servers": self._bootstrap})) as operations:
                 if self._case.verb == "merge":
-                    assert self._operate("split") == 0
+                    self._operate("split")
                 seconds = self._strike(operations)
                 self._assert_nothing_lost(operations)
                 return seconds
@@ -116,10 +117,10 @@ class CaseRun(ABC):
     def _strike(self, operations: Admin) -> float:
         """Run the operator of the case and its successors; return what ``run`` does."""
 
-    def _operate(self, verb: str) -> int:
+    def _operate(self, verb: str) -> None:
         with operator(self._bootstrap, self._parent, verb, "none", signal.SIGKILL) as process:
-            process.communicate()
-        return process.returncode
+            said, _ = process.communicate()
+        assert process.returncode == EXIT_OK, said
 
     def _settle(self, operations: Admin) -> None:
         """Have another operator abort a merge that was not committed, and resume any other operation."""

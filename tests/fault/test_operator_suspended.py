@@ -45,14 +45,14 @@ class Suspended(CaseRun):
                 _await_stopped(sleeper)
                 seconds = self._writable_again()
                 if self._case == Case("merge", "Claim"):  # there is nothing yet that somebody could abort
-                    assert self._operate("merge") == EXIT_OK
+                    self._operate("merge")
                 else:
                     self._settle(operations)
                 self._wake(operations, sleeper)
             finally:
                 sleeper.kill()
         if self._case.verb == "merge" and state_of(operations, self._parent).epoch == 1:
-            assert self._operate("merge") == EXIT_OK
+            self._operate("merge")
         return seconds
 
     def _wake(self, operations: Admin, sleeper: subprocess.Popen[str]) -> None:

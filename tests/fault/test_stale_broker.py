@@ -1,7 +1,8 @@
 """A broker that never heard of a sub-topic is the only one that answers: the sub-topic is not gone.
 
 It is frozen (SIGSTOP) before the split. It wakes up while the other two are frozen, so it cannot learn what
-it missed, and it answers "no such topic" for as long as they are.
+it missed, and it answers "no such topic" for as long as they are. It is not the active controller: for
+half a minute the others would forward to it what they are asked to create.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import PAUSE_MS, enrolled
 from tests.broker.producing import eventually
 from tests.broker.slot_reading import Member, Writer, slots_of
+from tests.fault.chaos.brokers import Brokers
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
-STALE, OTHERS = 2, (0, 1)
 TOPIC = "orders"
 PROBES = 12
 
@@ -35,14 +36,16 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
     with DevCluster(3) as cluster, Admin({"bootstrap.servers": cluster.bootstrap}) as operations:
         connection = Connection({"bootstrap.servers": cluster.bootstrap})
         operations.initialise()
+        controller = Brokers(cluster.bootstrap).active_controller(60)
+        stale, *others = sorted(range(3), key=lambda broker: broker == controller)
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        beside = NewTopic(TOPIC, 1, replica_assignment=[list(OTHERS)])
+        beside = NewTopic(TOPIC, 1, replica_assignment=[others])
         admin.create_topics([beside])[TOPIC].result(60)
         parent = enrolled(operations, TOPIC)
-        cluster.pause(STALE)
+        cluster.pause(stale)
         brokers = ClusterAdmin(connection).brokers
-        eventually(lambda: STALE not in brokers(), "the frozen broker to be fenced")
-        awake = ",".join(address(cluster, broker) for broker in OTHERS)
+        eventually(lambda: stale not in brokers(), "the frozen broker to be fenced")
+        awake = ",".join(address(cluster, broker) for broker in others)
         writer = Writer(awake, parent)  # like the operator's clients it never asks the frozen broker
         with Admin({"bootstrap.servers": awake}) as fresh:
             plan = fresh.plan_split(parent, 2, even=True)
@@ -50,11 +53,11 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
         (subtopic,) = (t.name for t in state.subtopics)
         writer.write(state, 5)
         member = Member(cluster.bootstrap, lambda _: state, on_gap=GapPolicy.SKIP_AND_REPORT)
-        alone = AdminClient({"bootstrap.servers": address(cluster, STALE)})
-        for broker in OTHERS:
+        alone = AdminClient({"bootstrap.servers": address(cluster, stale)})
+        for broker in others:
             cluster.pause(broker)
         try:
-            cluster.resume(STALE)
+            cluster.resume(stale)
             eventually(lambda: TOPIC in listed(alone), "the stale broker to answer")
             assert subtopic not in listed(alone)
             for slot in slots_of(parent, 4):
@@ -68,7 +71,7 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
             assert subtopic not in listed(alone), "the broker is stale still"
             assert not [e for e in member.events if isinstance(e, GapFound)]
         finally:
-            for broker in OTHERS:
+            for broker in others:
                 cluster.resume(broker)
         eventually(lambda: all(p.done() for p in probes), "answers to all questions")
         assert {p.found.topic_id for p in probes if p.found} == {state.topic_id_of(subtopic)}

@@ -10,6 +10,7 @@ BROKEN_LINES = "unit/test_consumer_broken_lines.py"
 TRIED_AGAIN = "unit/test_consumer_tried_again.py::"
 STARTS = "unit/test_consumer_ledger_starts.py::"
 REGISTRATIONS = "unit/test_registrations.py"
+POLLING = "unit/test_producer_polling.py::"
 NUMBERS = "unit/test_verify_numbers.py::"
 MOVES = "unit/test_consumer_moves.py::"
 RETURNING, PARTING = "unit/test_returning.py", "unit/test_producer_parting.py"
@@ -30,6 +31,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "return Go(first) if first.claimer == self.claimer else WaitForTurn(left)",
         "return Go(first)",
         "unit/test_claim_queue.py",
+    ),
+    (
+        "take a claim that is not acknowledged for one that may have changed something",
+        "splitter.claimed_log",
+        "    except UnknownOutcomeError as error:\n",
+        "    except UnreachableError as error:\n",
+        "unit/test_claimed_log.py",
+    ),
+    (
+        "write an enrolment when the time is over",
+        "kafka.control_log",
+        '        what = f"record the enrolment of {self._topic}"\n        deadline.check(what)\n',
+        '        what = f"record the enrolment of {self._topic}"\n',
+        "unit/test_kafka_acknowledged.py",
     ),
     (
         "claim what somebody else is at work on",
@@ -115,6 +130,83 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        if owned:\n",
         "        if False:\n",
         "unit/test_state_changelogs.py",
+    ),
+    # polls
+    (
+        "let only those pass that found the lock taken",
+        "producer.polling",
+        "            if seconds > 0:  # also where",
+        "            if seconds > 0 and lock.taken():  # not where",
+        POLLING + "test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came",
+    ),
+    (
+        "mark a thread that polls when it has the lock",
+        "producer.polling",
+        "                        inside.add(me)  # first: a signal handler that polls would wait "
+        "for this thread's lock\n"
+        "                        with lock:\n                            ours = True\n",
+        "                        with lock:\n                            ours = True\n"
+        "                            inside.add(me)\n",
+        POLLING
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[at once]",
+    ),
+    (
+        "wait for a turn to poll without a mark",
+        "producer.polling",
+        "int(self.guarded(self._in_turn, call, seconds))",
+        "self._in_turn(lambda seconds: self.guarded(call, seconds), seconds)",
+        POLLING
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[general]",
+    ),
+    (
+        "run callbacks that wait after those of librdkafka",
+        "producer.polling",
+        "if timeout == 0 and not (queued or waiting or",
+        "if timeout == 0 and not (waiting or",
+        POLLING + "test_callbacks_that_wait_run_before_those_of_librdkafka",
+    ),
+    (
+        "let no thread pass that waits to poll",
+        "producer.polling",
+        "not (queued or waiting or in_a_call()",
+        "not (queued or in_a_call()",
+        POLLING + "test_a_thread_that_waits_gets_its_turn_although_the_lock_was_free_when_it_came",
+    ),
+    (
+        "poll at once in a child process",
+        "producer.polling",
+        "or in_a_call() or state.forked)",
+        "or in_a_call())",
+        POLLING + "test_in_a_child_process_a_poll_is_refused",
+    ),
+    (
+        "poll at once inside a callback",
+        "producer.polling",
+        "                if me not in inside:\n",
+        "                if True:\n",
+        POLLING + "test_polling_at_once_inside_a_callback_is_refused",
+    ),
+    (
+        "leave callbacks that a report brings to the next poll",
+        "producer.polling",
+        "return served + run_queued() if queued else served",
+        "return served",
+        POLLING + "test_callbacks_that_librdkafkas_reports_bring_run_in_the_same_poll",
+    ),
+    (
+        "take what a callback raises for a lock that is taken",
+        "producer.polling",
+        "                        if ours:  # a callback's\n                            raise\n",
+        "                        pass\n",
+        POLLING
+        + "test_what_a_callback_raises_comes_out_of_poll_although_a_lock_that_is_taken_raises_the_same",
+    ),
+    (
+        "poll at once in the middle of another call",
+        "producer.polling",
+        "or waiting or in_a_call() or state.forked)",
+        "or waiting or state.forked)",
+        "unit/test_producer_interrupts.py",
     ),
     # state, and the ends of clients
     (
@@ -423,6 +515,27 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_enrolment.py",
     ),
     (
+        "withdraw commits before the claim",
+        "control.session",
+        "                for look in (log.look, log.claim):\n",
+        "                act(log)\n                for look in (log.look, log.claim):\n",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "say that nothing was changed where commits were withdrawn",
+        "control.session",
+        "behind_a_change(done=first is not None and first(log.withdraw))",
+        "behind_a_change(done=first is not None and first(log.withdraw) and False)",
+        "unit/test_enrolment.py",
+    ),
+    (
+        "let operators that fenced each other pause for the same time",
+        "control.session",
+        "LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))",
+        "LOOK_AGAIN_SECONDS",
+        "unit/test_enrolments_at_once.py",
+    ),
+    (
         "freeze a partition by the word of a deposed leader",
         "control.preconditions",
         "if written is not None and said is not None and said < written:",
@@ -478,6 +591,48 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "free = {p for p, places in asked.items() if all(members.nobody_on(place) for place in places)}",
         "free = set(asked)",
         "unit/test_consumer_first_owner.py",
+    ),
+    (
+        "take a transaction that the brokers ended for that of an operator who was fenced",
+        "kafka.control_log",
+        "if written_for is not None and written_for >= TRANSACTION_TIMEOUT_MS / 1000:",
+        "if False:",
+        "unit/test_commit_writer.py",
+    ),
+    (
+        "parse the keys of all groups for the commits of one",
+        "splitter.commits",
+        "if self._own is not None and key is not None and is_of_others(key, self._own):",
+        "if False:",
+        "unit/test_commits.py",
+    ),
+    (
+        "take another member that is alone in the group for this one",
+        "kafka.groups",
+        "alone = [m.member_id for m in found.members] == [me]",
+        "alone = len(found.members) == 1",
+        "unit/test_consumer_first_owner.py",
+    ),
+    (
+        "have kafka-python asked by a member that is alone in its group",
+        "kafka.groups",
+        "alone = [m.member_id for m in found.members] == [me]",
+        "alone = False",
+        "unit/test_consumer_first_owner.py",
+    ),
+    (
+        "ask for a newer view again and again once one was wanted",
+        "consumer.metadata",
+        "if self._asked < self._wanted_at and now >= self._asked + AGAIN_SECONDS:",
+        "if self._wanted_at > 0 and now >= self._asked + AGAIN_SECONDS:",
+        "unit/test_consumer_view_wishes.py",
+    ),
+    (
+        "have the wish of a start displace that of a reader",
+        "consumer.metadata",
+        "if request_id != self._request_id if request_id else self._asked >= self._wanted_at:",
+        "if request_id != self._request_id:",
+        "unit/test_consumer_view_wishes.py",
     ),
     (
         "begin a slot while somebody works on a former one",
@@ -794,6 +949,48 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "mine - self._follower.following() - self._owned.keys()",
         "mine - self._owned.keys()",
         "unit/test_state_follower.py",
+    ),
+    (
+        "join before the copies are warm",
+        "consumer.group.membership",
+        "if self._peers.may_join(wanted):",
+        "if True:",
+        "unit/test_state_joining.py",
+    ),
+    (
+        "take a copy of which nothing is known for warm",
+        "consumer.state.slots",
+        "lag is not None and lag <= self.max_lag",
+        "lag is None or lag <= self.max_lag",
+        "unit/test_state_joining.py",
+    ),
+    (
+        "have a static member wait while its slots stand still",
+        "consumer.group.ownership",
+        "mine = self._instance and any(",
+        "mine = False and any(",
+        "unit/test_state_joining.py",
+    ),
+    (
+        "leave the copies before slots are given",
+        "consumer.group.ownership",
+        "if not owned[name] and now < self._keeps_until:",
+        "if False:",
+        "unit/test_state_joining.py",
+    ),
+    (
+        "go on with the time of an earlier subscription",
+        "consumer.group.membership",
+        "self._peers.wait_anew()",
+        "pass",
+        "unit/test_state_joining.py",
+    ),
+    (
+        "take what was written since a copy began for read",
+        "consumer.state.follower",
+        "max(0, self.target - self.position, self.end - self.position)",
+        "max(0, self.target - self.position)",
+        "unit/test_state_joining.py",
     ),
     (
         "take any answer for that of the oldest ordinary commit",

@@ -175,6 +175,13 @@ MUTANTS = [
         BOOKMARKS,
     ),
     Mutant(
+        "have a partition by hand wait for an enrolment that nothing tells it of",
+        ASSIGNED,
+        "mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE",
+        "mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode",
+        BOOKMARKS,
+    ),
+    Mutant(
         "begin a slot before it is known where its keys without a bookmark stand",
         ASSIGNED,
         "if union_of_adjacent(c.range for c in pieces) == self.slot.range:",

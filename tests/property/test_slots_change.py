@@ -38,11 +38,11 @@ Places = set[PhysicalPartition]
 class Group(GroupOffsets):
     """What a member asks for a start: the log has commits of every range, the coordinator is the walk's."""
 
-    def __init__(self, members: Members) -> None:
-        self._answer = members
+    def __init__(self, members: Members, names: set[str]) -> None:
+        self._answer, self._names = members, names
 
-    def members(self, *, kept: bool = False) -> Members:
-        return self._answer if kept else replace(self._answer, kept=frozenset())
+    def _members(self, me: str | None) -> Members:
+        return replace(self._answer, kept=frozenset()) if self._names == {me} else self._answer
 
     def _has_commits(self, lineage: Lineage) -> bool:
         return True
@@ -115,7 +115,8 @@ class Member:
             if "former" in self.world.without:
                 before = frozenset({PARENT})
             wanted = StartRequest(LINEAGE, Mode.SLOTS, self.world.range(place), predecessors=before)
-            if not Group(self.world.members())._worked_on([wanted]):
+            names = {member.name for member in self.world.group if member.topic or member.has}
+            if not Group(self.world.members(), names)._worked_on([wanted], self.name):
                 self.found.add(place)
 
     def begin(self, place: PhysicalPartition) -> None:
@@ -136,7 +137,7 @@ class Walk:
         self.slots = {FIRST.slots_topic: NUMBERS[0]}
         self.group = [
             Member(name, self, topic=FIRST.slots_topic, joining=True)
-            for name in self._random.choice(("ab", "abc"))
+            for name in self._random.choice(("a", "ab", "abc"))
         ]
         self._speeds = [self._random.choice((1, 3, 10)) for _ in self.group]
         self._weights = [self._random.choice((1, 3, 10)) for _ in range(8)] + [self._random.choice((1, 3)), 1]

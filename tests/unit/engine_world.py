@@ -255,7 +255,7 @@ class GroupOffsets:
         self.begun = 0
         self.has_commits = True
 
-    def starts(self, wanted: list[Any]) -> list[SlotStart]:
+    def starts(self, wanted: list[Any], me: str | None) -> list[SlotStart]:
         self.asked += 1
         self.starts_gate.wait(2 * lane_samples.PATIENCE)  # longer than who waits for it
         given = [None if self.has_commits else w.given for w in wanted]

@@ -70,6 +70,7 @@ class Store:
     """Implements ``StateHooks``. ``told``: what the engine called; ``withheld``: what is not restored yet."""
 
     standbys = 0
+    warm_seconds = 0.0
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -80,6 +81,10 @@ class Store:
         self.full = False
         self.flush_error: KpsplitError | None = None
         self.members: dict[str, list[SlotId]] = {}
+        self.may_join = False
+        """The copies are warm."""
+        self.waits_for: list[set[int] | None] = []
+        """Of which slots of others the engine asked whether their copies are warm."""
 
     def bind(self, group: str, connection: object) -> None: ...
 
@@ -134,6 +139,10 @@ class Store:
         for slot in map(SlotId.of, slots):
             self.told.append(("released", slot.index))
             self.owned.pop(slot).leave()
+
+    def joins(self, others: Iterable[OwnedSlot] | None, waited: float) -> bool:
+        self.waits_for.append(None if others is None else {SlotId.of(slot).index for slot in others})
+        return self.may_join or waited >= self.warm_seconds or self.waits_for[-1] == set()
 
     def assigned(self, members: Mapping[str, Iterable[OwnedSlot]], me: str) -> None:
         self.members = {name: sorted(map(SlotId.of, slots)) for name, slots in members.items()}

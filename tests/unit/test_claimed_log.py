@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kpsplit.errors import DeadlineExceededError
+import pytest
+
+from kpsplit.errors import DeadlineExceededError, UnknownOutcomeError, UnreachableError
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import Event, PartitionState, Phase
@@ -71,3 +73,19 @@ def test_where_the_state_is_not_to_be_claimed_nobody_is_fenced() -> None:
     log = Deposed([UNSPLIT, FENCED], old_end=2)
     assert log.claim(None, lambda now: now.phase is Phase.STEADY) == FENCED
     assert (log.taken, len(log.log)) == (0, 2), "nothing was announced either"
+
+
+@pytest.mark.parametrize("announced", [False, True], ids=["its-turn", "its-mark"])
+def test_a_claim_whose_record_is_not_acknowledged_has_changed_nothing(announced: bool) -> None:
+    """Whether the announcement is written decides nothing of the operation."""
+
+    class Unacknowledged(Deposed):
+        def _announce(self, claim: Claim, deadline: Any) -> int:
+            raise UnknownOutcomeError("could not write to the log: no acknowledgement (outcome unknown)")
+
+    claim = [Claim("claimer", UNSPLIT.revision, 1)]
+    log = Unacknowledged([UNSPLIT, *(claim if announced else [])], old_end=1)
+    with pytest.raises(UnreachableError) as caught:
+        log.claim(None)
+    assert (log.taken, caught.value.changed, caught.value.retriable) == (announced, False, True)
+    assert "outcome unknown" not in str(caught.value)

@@ -157,9 +157,31 @@ def test_a_producer_whose_epoch_is_over_says_nothing_of_the_group(call: str, cod
 
 @pytest.mark.parametrize("code", sorted(FENCED))
 def test_the_same_of_an_operators_producer_means_that_another_operator_took_over(code: int) -> None:
-    error = control_log._refused(KafkaError(code), "claim orders/0", writing=True)
-    assert isinstance(error, FencedError)
-    assert error.message == "could not claim orders/0: another operator took over"
+    for written_for in (None, 0.1):
+        error = control_log._refused(KafkaError(code), "claim orders/0", written_for)
+        assert isinstance(error, FencedError)
+        assert error.message == "could not claim orders/0: another operator took over"
+
+
+@pytest.mark.parametrize(("seconds", "may_be_the_brokers"), [(9.0, False), (12.0, True)])
+def test_an_operators_transaction_that_took_too_long_may_have_been_ended_by_the_brokers(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, may_be_the_brokers: bool
+) -> None:
+    """They refuse it with the same error as one of an operator that was fenced by another."""
+    now = [100.0]
+    monkeypatch.setattr(control_log, "monotonic", lambda: now[0])
+
+    def late() -> None:
+        now[0] += seconds
+        failing(KafkaError._FENCED, fatal=True)()
+
+    operator = control_log.OperatorProducer(Connection({"bootstrap.servers": "nowhere:1"}), "id", "orders/0")
+    operator._producer = Fake({"commit_transaction": late})  # type: ignore[assignment]
+    with pytest.raises(FencedError, match="another operator took over") as caught:
+        operator.write([], "record the seal of orders/0", Deadline(SECONDS))
+    both = "or the brokers ended the transaction, which took 12 s" in caught.value.message
+    assert both is may_be_the_brokers
+    assert ("run the same command again" in (caught.value.hint or "")) is may_be_the_brokers
 
 
 def full() -> None:

@@ -15,6 +15,7 @@ from kpsplit.control import seeking
 from kpsplit.control.seeking import Seeker
 from kpsplit.errors import ConflictError, FutureVersionError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.splitter import commits
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
@@ -22,7 +23,15 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition
-from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
+from kpsplit.splitter.records.offsets import (
+    CommitKey,
+    Position,
+    RangeCommit,
+    boundaries,
+    is_of_others,
+    key_start,
+    parse_offset_key,
+)
 from tests.unit.samples import PARENT, life, phantom
 
 LIFE = life()
@@ -335,3 +344,26 @@ def test_one_transaction_withdraws_at_most_so_many_keys_whatever_it_commits() ->
     ]
     wanted = writes(processed, CommitMember("g", "me", 1), fold)
     assert wanted is not None and len(wanted.tombstones) == MOST_WITHDRAWN
+
+
+@pytest.mark.parametrize("group", ["g", "gr", "", 'g"', "\u00e9", "g,"])
+def test_a_key_is_of_a_group_by_its_first_bytes_if_it_is_by_all_of_it(group: str) -> None:
+    names = ["g", "gr", 'g"', "\u00e9", "g,", "G"]
+    keys = {name: CommitKey(name, PARENT, WHOLE).encode() for name in names}
+    assert [n for n, key in keys.items() if not is_of_others(key, key_start(group))] == [group] * bool(group)
+
+
+def test_keys_of_other_groups_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new owner reads the log of all groups: that took it most of its start."""
+    parsed: list[bytes | None] = []
+
+    def parse(key: bytes | None) -> object:
+        parsed.append(key)
+        return parse_offset_key(key)
+
+    monkeypatch.setattr(commits, "parse_offset_key", parse)
+    keys = [CommitKey(name, PARENT, WHOLE).encode() for name in ("other", "g", "another")]
+    fold = CommitFold("g")
+    for offset, key in enumerate([*keys, b"garbage"]):
+        fold.fold(key, None, offset)
+    assert parsed == [keys[1], b"garbage"] and fold.garbage == 1

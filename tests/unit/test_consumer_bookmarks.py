@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import Message, TopicPartition
 
 from kpsplit.consumer.group.membership import State
-from kpsplit.consumer.slots.assigned import SlotStage, by_bookmarks, slot_by_hand
+from kpsplit.consumer.run.runner import _take_back_outputs
+from kpsplit.consumer.session import ConsumerSession
+from kpsplit.consumer.slots.assigned import SlotStage, SlotStart, by_bookmarks, slot_by_hand
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
-from kpsplit.splitter.group_slots import Mode, Subscribed
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
-from tests.unit.engine_world import PARENT, SLOTS, TOPIC, World, record, slot
+from tests.unit.engine_world import KEYS, PARENT, SLOTS, TOPIC, World, record, slot
 from tests.unit.samples import life
+from tests.unit.test_consumer_offset_reset import REMOVED
 
 FIRST, SECOND = WHOLE.split_evenly(2)
 LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
@@ -74,6 +83,12 @@ def test_a_bookmark_that_was_damaged_is_refused(before: str, after: str) -> None
         decode_bookmark(text.replace(before, after, 1))
 
 
+@pytest.mark.parametrize("stored", [None, b"{}", 5])
+def test_what_a_store_returns_that_is_no_text_is_refused_as_no_bookmark(stored: Any) -> None:
+    with pytest.raises(RecordError, match="a bookmark is a text, not"):
+        decode_bookmark(stored)
+
+
 def test_a_bookmark_of_a_newer_version_is_refused_as_such() -> None:
     with pytest.raises(FutureVersionError):
         decode_bookmark(bookmark(at(WHOLE, 5)).encode().replace('"v":1', '"v":2'))
@@ -124,6 +139,47 @@ def test_slots_by_hand_begin_at_their_bookmarks_and_the_others_where_the_group_s
     assert {c.range: dict(c.positions).get(0, 0) for c in ahead} == {part: 4, rest: 0}
 
 
+def enrolled(world: World, *, settled: bool) -> None:
+    enrolment = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, settled, SLOTS)
+    world.metadata.view.enrolments[TOPIC] = enrolment
+    world.metadata.position += 1
+
+
+def test_a_partition_that_is_assigned_by_hand_is_read_while_its_enrolment_is_not_settled(
+    world: World,
+) -> None:
+    enrolled(world, settled=False)
+    world.engine.ask(lambda: world.calls.assign({PARENT: None}, more=False)).result(10)
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert [one.mode for one in world.slots] == [Mode.WHOLE]
+    world.reader.write(*(record(n) for n in range(3)))
+    assert len(world.take(3)) == 3
+
+
+def test_slots_by_hand_wait_until_an_enrolment_is_settled_and_are_read_then(world: World) -> None:
+    enrolled(world, settled=False)
+    session = ConsumerSession.__new__(ConsumerSession)
+    session._events, session._buffer = world.events, world.buffer
+    session.engine, session.calls = world.engine, world.calls
+    asked = threading.Event()
+    known = world.calls.known
+
+    def ask(*args: Any) -> bool:
+        asked.set()
+        return known(*args)
+
+    world.calls.known = ask  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as program:
+        call = program.submit(session.assign_slots, [(TOPIC, 0, 1)], ())
+        assert asked.wait(10)
+        world.engine.ask(lambda: None).result(10)  # the answer is there
+        assert not call.done()
+        assert not list(world.slots)
+        enrolled(world, settled=True)
+        call.result(10)
+    world.polls(lambda: set(world.reader.owned) == {slot(1)}, "the slot")
+
+
 def test_a_bookmark_says_what_was_handed_out_and_is_there_while_the_slot_is_read(world: World) -> None:
     calls = world.calls
 
@@ -141,27 +197,26 @@ def test_a_bookmark_says_what_was_handed_out_and_is_there_while_the_slot_is_read
     assert bookmarks() == [bookmark(at(slot(0).range, 3)).encode()]
 
 
-def test_what_was_assigned_by_hand_is_committed_as_by_no_member(world: World) -> None:
+def commit_three_records(world: World) -> None:
+    """Three records of what was assigned are handed out, processed and committed."""
     calls = world.calls
-    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
-    world.polls(lambda: world.reader.owned, "the slot")
+    world.polls(lambda: world.reader.owned, "what was assigned")
     world.reader.write(*(record(n) for n in range(3)))
     world.take(3)
     world.buffer.processed()
     world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
     world.polls(lambda: world.group_offsets.commits, "the commit")
+
+
+def test_what_was_assigned_by_hand_is_committed_as_by_no_member(world: World) -> None:
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    commit_three_records(world)
     assert world.group_offsets.generations == [None]
 
 
 def test_a_place_that_is_named_when_a_partition_is_assigned_may_take_the_group_back(world: World) -> None:
-    calls = world.calls
-    world.engine.ask(lambda: calls.assign({PARENT: at(WHOLE, 2)}, more=False)).result(10)
-    world.polls(lambda: world.reader.owned, "the partition")
-    world.reader.write(*(record(n) for n in range(3)))
-    world.take(3)
-    world.buffer.processed()
-    world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
-    world.polls(lambda: world.group_offsets.commits, "the commit")
+    world.engine.ask(lambda: world.calls.assign({PARENT: at(WHOLE, 2)}, more=False)).result(10)
+    commit_three_records(world)
     assert world.group_offsets.moved == [{WHOLE}]
 
 
@@ -200,3 +255,121 @@ def test_bookmarks_of_a_topic_that_was_made_again_are_refused_and_those_ahead_of
         calls.known([bookmark(at(WHOLE, 3), topic_id="other")])
     world.metadata.ready = False
     assert not calls.known()
+
+
+@pytest.mark.parametrize("look", [False, True], ids=["unseen", "seen"])
+def test_to_look_at_the_slots_changes_nothing_of_what_is_committed(world: World, look: bool) -> None:
+    part, rest = slot(0).range.split_evenly(2)
+    found = SlotStart((at(part, 0), at(rest, 5)), committed=False)
+    world.group_offsets.starts = lambda wanted, _: [found for _ in wanted]  # type: ignore[assignment]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    keys = [key for key in KEYS if key_hash(key) in part]
+    world.reader.write(
+        *(Message(topic=TOPIC, partition=0, offset=n, key=keys[n % len(keys)], value=b"") for n in range(6))
+    )
+    world.take(6)
+    world.buffer._last[0] = 6  # as after consume(6): the application works on all of them
+    if look:
+        mark = world.buffer.mark()
+        world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+    world.engine.ask(lambda: world.engine.committer.ask(world.slots.changed(list(world.slots)))).result(10)
+    world.polls(lambda: world.group_offsets.commits, "the commit")
+    assert world.group_offsets.commits == [{part: 0, rest: 5}]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_second_subscription_goes_on_asking_for_the_bookmarks_of_slots_that_arrive(
+    world: World, kind: type[Any]
+) -> None:
+    calls = world.calls
+    owner = type("Owner", (), {})()
+    asked: list[list[int]] = []
+
+    def give(_owner: Any, _partitions: Any) -> None:
+        mark = world.buffer.mark()
+        slots = world.engine.ask(lambda: calls.slots(mark)).result(10)
+        asked.append([one.index for one in slots])
+        saved = [bookmark(at(slot(index).range, 6)) for index in range(SLOTS)]
+        names: Any = [kind((one.topic, one.partition, one.index)) for one in slots]
+        world.engine.ask(lambda: calls.start_slots(names, saved)).result(10)
+
+    def subscribe() -> None:
+        world.engine.membership.callbacks.use(owner, give, None, None)
+        world.engine.subscribing.subscribe([TOPIC])
+
+    world.engine.ask(subscribe).result(10)
+    world.until(lambda: world.coordinator.topics, "the subscription")
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the first slot")
+    world.engine.ask(subscribe).result(10)
+    world.coordinator.give(1)
+    world.polls(lambda: slot(1) in world.reader.owned, "the second slot")
+    assert asked == [[0], [0, 1]]
+    assert [world.reader.owned[slot(index)].positions for index in (0, 1)] == [{0: 6}, {0: 6}]
+
+
+def test_outputs_that_were_not_committed_take_a_slot_back_to_its_bookmark_and_not_before(
+    world: World,
+) -> None:
+    part, rest = slot(0).range.split_evenly(2)
+    found = SlotStart((at(slot(0).range, 4),), committed=True)
+    world.group_offsets.starts = lambda wanted, _: [found for _ in wanted]  # type: ignore[assignment]
+    saved = [bookmark(at(part, 9))]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], saved)).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    participant: Any = SimpleNamespace(keeps=lambda _: True)
+    world.engine.committer.participant = participant
+    world.engine.ask(lambda: _take_back_outputs(world.engine)).result(10)
+    world.engine.committer.participant = None
+    world.polls(lambda: world.reader.owned, "the slot again")
+    assert world.slots[slot(0)].begun_at == (at(part, 9), at(rest, 4))
+
+
+def test_a_bookmark_outside_the_log_is_not_begun_at_again(world: World) -> None:
+    outside, reset = at(WHOLE, 3), SlotStart((at(WHOLE, 10),))
+    real, own = world.group_offsets.starts, world.reader.own
+
+    def starts(wanted: Any, me: str | None) -> Any:
+        return [reset if one.reset else real([one], me)[0] for one in wanted]
+
+    def give() -> None:
+        mark = world.buffer.mark()
+        slots = world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+        names = [(one.topic, one.partition, one.index) for one in slots]
+        world.engine.ask(lambda: world.calls.start_slots(names, [bookmark(outside)])).result(10)
+
+    def report_what_is_outside(slot_: OwnedSlot, cursor: Cursor) -> None:
+        own(slot_, cursor)
+        if cursor == outside:
+            world.engine.ask(lambda: world.engine.reading.report(REMOVED))
+
+    world.group_offsets.starts = starts  # type: ignore[method-assign]
+    world.reader.own = report_what_is_outside  # type: ignore[method-assign]
+    world.reader.cursor = lambda slot_: world.reader.owned[slot_]  # type: ignore[method-assign]
+    world.metadata.view.enrolments.clear()
+    world.inside["assign"] = give
+    world.subscribe()
+    world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
+    world.polls(lambda: at(WHOLE, 10) in world.reader.owned.values(), "the place of the reset")
+    assert world.count("offsets_reset") == 1
+
+
+def test_a_bookmark_names_the_topic_that_its_slot_began_with(world: World) -> None:
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.metadata.state = lambda parent: PartitionState.unsplit(parent, "made again")  # type: ignore[method-assign]
+    mark = world.buffer.mark()
+    [one] = world.engine.ask(lambda: world.calls.slots(mark)).result(10)
+    assert one.bookmark is not None
+    assert decode_bookmark(one.bookmark).topic_id == "id"
+
+
+def test_on_assign_cannot_begin_a_slot_that_is_not_this_members(world: World) -> None:
+    with pytest.raises(UsageError, match=r"slot 3 of orders/0 is not this member's; nothing was changed"):
+        world.calls.start_slots([(TOPIC, 0, 3)], [bookmark(at(WHOLE, 3))])
+
+
+def test_a_view_that_is_not_fresh_refuses_no_bookmark_of_another_topic(world: World) -> None:
+    world.metadata.fresh = lambda: False  # type: ignore[method-assign]
+    assert not world.calls.known([bookmark(at(WHOLE, 3), topic_id="other")])

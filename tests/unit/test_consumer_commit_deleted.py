@@ -66,7 +66,8 @@ def loaded(request: pytest.FixtureRequest) -> bool:
 
 def commit(brokers: Brokers, *, loaded: bool) -> GroupOffsets:
     offsets = GroupOffsets(None, None, "g", "earliest")  # type: ignore[arg-type]
-    offsets._tail = SimpleNamespace(fold=CommitFold(), poll=lambda _: None)  # type: ignore[assignment]
+    tail = SimpleNamespace(fold=CommitFold(), poll=lambda _: None, follow=lambda _: None)
+    offsets._tail = tail  # type: ignore[assignment]
     offsets._admin = SimpleNamespace(client=brokers)  # type: ignore[assignment]
     offsets._writer = offsets._output_writer = brokers  # type: ignore[assignment]
     processed = [Processed(STATE, Mode.SLOTS, (Cursor.at_start(WHOLE),), (), PARENT)]

@@ -187,7 +187,7 @@ def test_a_slot_that_comes_back_while_on_assign_waits_does_not_begin_where_it_be
     world.coordinator.give(0)
     world.until(lambda: world.group_offsets.asked == 2, "the second look-up")
     owner_of_before = SlotStart((Cursor(slot(0).range, {0: 500}),), committed=True)
-    world.group_offsets.starts = lambda _: [owner_of_before]
+    world.group_offsets.starts = lambda *_: [owner_of_before]
     world.polls(lambda: not world.events and not world.engine.initializer._announced, "on_assign of before")
     assert world.reader.owned == {}
     world.coordinator.lose(0)

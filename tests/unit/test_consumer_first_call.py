@@ -90,3 +90,13 @@ def test_who_closes_while_another_thread_makes_the_first_call_closes_what_that_b
     assert inside.is_set()
     closing.join()
     assert engines() == before
+
+
+def test_the_client_that_asks_for_committed_offsets_connects_with_the_first_call() -> None:
+    """It takes a quarter of a second to find the group's coordinator: not only when a slot waits for it."""
+    with Consumer({"bootstrap.servers": "localhost:1", "group.id": "g"}) as consumer:
+        assert consumer._query_client._client is None
+        consumer.stats()
+        assert consumer._session is not None
+        consumer._session.executor.run(lambda: None).result(10)
+        assert consumer._query_client._client is not None

@@ -25,6 +25,7 @@ from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.engine_world import PARENT, World, slot
 
+ME = "me"
 OTHER = Owner("other", "", "")
 SLOT = PhysicalPartition("__kpsplit.slots.orders", 0)
 LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
@@ -50,9 +51,10 @@ class Asked(GroupOffsets):
         query_client: Any = SimpleNamespace(committed=self._ordinary)
         super().__init__(SimpleNamespace(), query_client, "g", "earliest")  # type: ignore[arg-type]
         self.asked: list[str] = []
-        self._members = members
+        self._answer = members
         self._fold = CommitFold()
-        self._tail = SimpleNamespace(fold=self._fold, poll=lambda _: None)  # type: ignore[assignment]
+        tail = SimpleNamespace(fold=self._fold, poll=lambda _: None, follow=lambda _: None)
+        self._tail = tail  # type: ignore[assignment]
         self._writer = SimpleNamespace(open=lambda _: None)  # type: ignore[assignment]
         for offset, range_ in enumerate(committed):
             record = RangeCommit("g", PARENT, range_, {0: Position(3, None)}, "m", 1)
@@ -66,10 +68,10 @@ class Asked(GroupOffsets):
         self.asked.append("offsets")
         return {PARENT: 7}
 
-    def members(self, *, kept: bool = False) -> Members:
-        assert kept, "a classic group does not name who has something to release"
+    def _members(self, me: str | None) -> Members:
+        assert me == ME
         self.asked.append("members")
-        return self._members
+        return self._answer
 
 
 class Classic:
@@ -80,7 +82,9 @@ class Classic:
     ) -> None:
         answer: Future[Any] = Future()
         given = SimpleNamespace(topic_partitions=[TopicPartition(SLOT.topic, SLOT.partition)])
-        member = SimpleNamespace(member_id="other", client_id="", host="/", assignment=given)
+        member = SimpleNamespace(
+            member_id="other", client_id="", host="/", assignment=given, group_instance_id=None
+        )
         stable, classic = ConsumerGroupState.STABLE, ConsumerGroupType.CLASSIC
         answer.set_result(
             SimpleNamespace(state=stable, type=classic, members=[member], partition_assignor=assignor)
@@ -154,6 +158,25 @@ def test_members_that_release_everything_before_they_join_are_not_asked_what_the
     assert groups.describe_members(classic.admin, "g", kept=True) == Members(True, True, {SLOT: OTHER})
 
 
+def test_a_member_that_is_alone_in_its_group_is_not_asked_what_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That takes kafka-python: its import, its objects and one more client, at each start of a new group."""
+    monkeypatch.setattr(groups, "ask_kafka_python", None)
+    classic = Classic(joined_with(PARENT, SLOT))
+    found = groups.describe_members(classic.admin, "g", kept=True, me=OTHER.member)
+    assert found == Members(True, True, {SLOT: OTHER})
+
+
+@pytest.mark.parametrize("me", ["expelled", None])
+def test_another_member_that_is_alone_in_the_group_is_asked_what_it_had(
+    monkeypatch: pytest.MonkeyPatch, me: str | None
+) -> None:
+    classic = Classic(joined_with(PARENT, SLOT))
+    monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
+    assert groups.describe_members(classic.admin, "g", kept=True, me=me) == KEPT
+
+
 def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +222,7 @@ def test_many_groups_are_asked_with_one_client_and_only_those_that_are_not_stabl
 
 def start(group_offsets: GroupOffsets, *predecessors: PhysicalPartition) -> Found:
     wanted = StartRequest(LINEAGE, Mode.SLOTS, slot(0).range, predecessors=frozenset(predecessors))
-    [found] = group_offsets.starts([wanted])
+    [found] = group_offsets.starts([wanted], ME)
     return found
 
 
@@ -277,9 +300,10 @@ def test_a_slot_that_comes_too_early_is_asked_for_again_and_then_read() -> None:
         answers = [StillOwnedError(PARENT), StillOwnedError(PARENT)]
         real = world.group_offsets.starts
 
-        def starts(wanted: list[Any]) -> list[Any]:
+        def starts(wanted: list[Any], me: str | None) -> list[Any]:
             assert [w.predecessors for w in wanted] == [{PARENT}] * len(wanted)
-            return [answers.pop()] * len(wanted) if answers else real(wanted)
+            assert me == world.coordinator.member
+            return [answers.pop()] * len(wanted) if answers else real(wanted, me)
 
         world.group_offsets.starts = starts  # type: ignore[method-assign]
         world.subscribe()

@@ -63,7 +63,7 @@ class Scene:
     def starts(self, *places: PhysicalPartition) -> list[Any]:
         modes = {PLAIN.topic: Mode.PLAIN}
         return self.group_offsets.starts(
-            [StartRequest(Lineage.unsplit(p), modes.get(p.topic, Mode.SLOTS), WHOLE) for p in places]
+            [StartRequest(Lineage.unsplit(p), modes.get(p.topic, Mode.SLOTS), WHOLE) for p in places], None
         )
 
 
@@ -80,7 +80,7 @@ def test_a_commit_of_a_newer_version_holds_up_the_slot_of_its_key_only() -> None
         scene.fold.fold(key.encode(), b'{"v":99}', offset)
     low, high = (StartRequest(Lineage.unsplit(STUCK), Mode.SLOTS, half) for half in WHOLE.split_evenly(2))
     well = StartRequest(Lineage.unsplit(WELL), Mode.SLOTS, WHOLE)
-    first, second, third = scene.group_offsets.starts([low, high, well])
+    first, second, third = scene.group_offsets.starts([low, high, well], None)
     assert position(first) == 7 and position(third) == 7
     assert isinstance(second, FutureVersionError) and f"group g for {high.range} of {STUCK}" in str(second)
 
@@ -154,7 +154,11 @@ def test_a_commit_that_lists_a_segment_that_there_is_not_is_reported_and_the_slo
     with World() as world:
         stale = [SlotStart((Cursor(WHOLE, {99: 1}),), stale=True)]
         starts = world.group_offsets.starts
-        world.group_offsets.starts = lambda wanted: stale * len(wanted) if stale else starts(wanted)  # type: ignore
+
+        def late(wanted: list[Any], me: str | None) -> list[Any]:
+            return stale * len(wanted) if stale else starts(wanted, me)
+
+        world.group_offsets.starts = late  # type: ignore[method-assign]
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: world.events.trouble, "the report")
@@ -170,8 +174,8 @@ def test_the_engine_reads_slots_that_start_while_another_waits(error: KpsplitErr
         waits = [True]
         starts = world.group_offsets.starts
 
-        def apart(wanted: list[Any]) -> list[Any]:
-            found = starts(wanted)
+        def apart(wanted: list[Any], me: str | None) -> list[Any]:
+            found = starts(wanted, me)
             last = slot(SLOTS - 1).range
             return [error if waits[0] and w.range == last else f for w, f in zip(wanted, found, strict=True)]
 
@@ -198,12 +202,28 @@ def test_earliest_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gon
     )
     monkeypatch.setattr(group_offsets, "Absence", lambda *_: SimpleNamespace(denied=lambda: agreed[0]))
     wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE)
-    [waits] = scene.group_offsets.starts([wanted])
+    [waits] = scene.group_offsets.starts([wanted], None)
     assert isinstance(waits, DeadlineExceededError) and "orders.split-3-" in str(waits)
     retired = frozenset(s.source.topic for s in state.lineage) - {state.parent.topic}
-    [at_once] = scene.group_offsets.starts([replace(wanted, retired=retired)])
+    [at_once] = scene.group_offsets.starts([replace(wanted, retired=retired)], None)
     agreed[0] = True
-    [at_last] = scene.group_offsets.starts([wanted])
+    [at_last] = scene.group_offsets.starts([wanted], None)
     for found in (at_once, at_last):
         assert isinstance(found, SlotStart)
         assert found.pieces[0].moved(0, 1000).readable(state.lineage) == {1: 1001}, "the phantoms are gone"
+
+
+@pytest.mark.parametrize("at, read", [(1500, True), (900, False), (1001, False)])
+def test_what_was_retired_before_the_place_of_a_plain_group_counts_as_read(at: int, read: bool) -> None:
+    """It went on in the parent after the merge, so nobody is to look for the phantoms of before."""
+    scene, state = Scene(), life().merged
+    scene.ordinary, scene.group_offsets._tail.fold = {state.parent: at}, CommitFold()  # type: ignore[union-attr]
+    retired = frozenset(s.source.topic for s in state.lineage) - {state.parent.topic}
+    for known in (retired, frozenset[str]()):
+        wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE, retired=known)
+        [start] = scene.group_offsets.starts([wanted], None)
+        assert isinstance(start, SlotStart)
+        phantoms = start.pieces[0].pending(state.lineage).keys() - {0, 1, state.lineage.open_segments()[0].id}
+        assert bool(phantoms) != (read and bool(known))
+    if read:
+        assert start.pieces[0].pending(state.lineage)[state.lineage.open_segments()[0].id] == at

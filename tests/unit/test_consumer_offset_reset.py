@@ -40,9 +40,9 @@ class Scene:
         self.wanted: list[Any] = []
         real = world.group_offsets.starts
 
-        def starts(wanted: list[Any]) -> list[Any]:
+        def starts(wanted: list[Any], me: str | None) -> list[Any]:
             self.wanted += wanted
-            return [SlotStart((Cursor(WHOLE, {0: 10}),)) if w.reset else real([w])[0] for w in wanted]
+            return [SlotStart((Cursor(WHOLE, {0: 10}),)) if w.reset else real([w], me)[0] for w in wanted]
 
         world.group_offsets.starts = starts  # type: ignore[method-assign]
         world.reader.cursor = lambda _: Cursor(WHOLE, {0: world.reader.written})  # type: ignore[attr-defined]

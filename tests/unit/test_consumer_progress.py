@@ -170,3 +170,10 @@ def test_a_wrapped_record_counts_for_as_much_memory_as_the_record_itself() -> No
     raw = [Message(PARENT.topic, PARENT.partition, at, key=b"k" * at, value=b"v" * 10) for at in range(20)]
     assert size_of(wrapped(raw, UNSPLIT.lineage.get(0), PARENT)) == size_of(raw)
     assert size_of(raw[10:]) == size_of(raw[:10]) + 100
+
+
+def test_the_size_of_records_is_known_after_a_deserialiser_has_changed_their_keys() -> None:
+    messages = [Message(topic="orders", key=b"key", value=b"value") for _ in range(2)]
+    with_keys = size_of(messages)
+    messages[0].set_key(7)
+    assert size_of(messages) == with_keys - len(b"key")

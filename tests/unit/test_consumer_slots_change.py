@@ -32,7 +32,7 @@ def test_a_member_reads_on_what_it_has_begins_nothing_and_goes_over_when_the_cha
     with World() as world:
         wanted: list[Any] = []
         starts = world.group_offsets.starts
-        world.group_offsets.starts = lambda asked: (wanted.extend(asked), starts(asked))[1]  # type: ignore
+        world.group_offsets.starts = lambda asked, me: (wanted.extend(asked), starts(asked, me))[1]  # type: ignore
         world.subscribe()
         world.coordinator.give(0, 1)
         world.polls(lambda: {slot(0), slot(1)} <= world.reader.owned.keys(), "its slots")
@@ -57,7 +57,7 @@ def test_when_the_change_is_finished_a_slot_waits_for_no_former_one() -> None:
     with World() as world:
         wanted: list[Any] = []
         starts = world.group_offsets.starts
-        world.group_offsets.starts = lambda asked: (wanted.extend(asked), starts(asked))[1]  # type: ignore
+        world.group_offsets.starts = lambda asked, me: (wanted.extend(asked), starts(asked, me))[1]  # type: ignore
         record(world, settled=True, former=None)
         world.subscribe()
         assert world.coordinator.topics == [PRESENT]

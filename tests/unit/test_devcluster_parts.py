@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import signal
@@ -11,9 +12,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
-from kpsplit.devcluster import storage
+from kpsplit.admin_cli.commands.cluster import up
+from kpsplit.devcluster import DevCluster, storage
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningBroker, RunningCluster
 from kpsplit.devcluster.jars import DownloadProgress
 from kpsplit.devcluster.process import ManagedProcess, SupervisorClient
@@ -176,3 +179,9 @@ def test_progress_in_a_log_is_a_line_for_every_tenth_step() -> None:
         for _ in range(12):
             progress.step()
     assert stream.getvalue().splitlines() == [f"fetching: {n} of 12 files" for n in (0, 10, 12)]
+
+
+def test_the_command_line_waits_for_a_cluster_as_long_as_the_library_does() -> None:
+    wait = inspect.signature(DevCluster.start).parameters["timeout"].default
+    (timeout,) = (option for option in up.params if option.name == "timeout")
+    assert timeout.type_cast_value(click.Context(up), timeout.default) == wait

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +12,7 @@ import pytest
 from kpsplit.clock import Deadline
 from kpsplit.control import enrolment as module
 from kpsplit.control import session as session_module
+from kpsplit.control import unenrolment as unenrolment_module
 from kpsplit.control.enrolment import Enroller
 from kpsplit.control.own_topics import changed
 from kpsplit.control.plans import Check
@@ -28,11 +29,17 @@ from kpsplit.errors import (
 from kpsplit.kafka import groups as groups_module
 from kpsplit.kafka import kafka_python
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
+from kpsplit.splitter.records.offsets import Position, RangeCommit
 
-TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())
+TOPIC = TopicFacts("orders", "id", (PartitionFacts(0, (0,), (0,)),))
+PARENT = PhysicalPartition("orders", 0)
 
 
 @dataclass
@@ -74,6 +81,8 @@ class World:
     meanwhile: Callable[[], object] = lambda: None
     fenced: list[Enrolment | None] = field(default_factory=list)
     """For each of our next records that is refused: what another operator has written by then."""
+    offsets: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    """The offset log."""
 
     def look(self, deadline: Any) -> Enrolment | None:
         return self.tail.read_all(deadline).enrolments.get("orders")
@@ -84,14 +93,28 @@ class World:
         return self.tail.view.enrolments.get("orders")
 
     def record(self, enrolment: Enrolment, deadline: Any, hint: str) -> None:
-        if self.fenced:
-            if (other := self.fenced.pop(0)) is not None:
-                recorded(self, other)
-            raise FencedError("another operator took over")
+        self._refuse_fenced()
         self.written.append(enrolment)
         self.tail.view.enrolments["orders"] = enrolment
         with behind_a_change(hint):
             self.tail.read_to({}, deadline)
+
+    def withdraw(self, commits: Sequence[tuple[int, bytes]], _deadline: Any) -> None:
+        self._refuse_fenced()
+        self.offsets += [(key, None) for _, key in commits]
+
+    def _refuse_fenced(self) -> None:
+        assert self.claims, "an operator that has not claimed the topic is refused by nobody"
+        if self.fenced:
+            if (other := self.fenced.pop(0)) is not None:
+                recorded(self, other)
+            raise FencedError("another operator took over")
+
+    def range_commits(self, *_: Any) -> CommitFold:
+        fold = CommitFold()
+        for offset, (key, value) in enumerate(self.offsets):
+            fold.fold(key, value, offset)
+        return fold
 
     def decide(self, _topic: Any, known: Enrolment | None, *_: Any) -> int:
         return 4 if known is None or known.slots is None else known.slots
@@ -180,7 +203,6 @@ class MadeAgain:
 
         monkeypatch.setattr(kafka_python, "topic_ids", named)
         monkeypatch.setattr(module, "check_records", lambda *_: Check("", True, ""))
-        monkeypatch.setattr(module, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",))
         enroller = SimpleNamespace(enrol=lambda *_: self.done.append("enrol"))
         monkeypatch.setattr(module, "enroller", lambda *_: enroller)
 
@@ -196,12 +218,12 @@ class MadeAgain:
         module.enrol(self.session, "orders", Partitioner.EXPLICIT, lambda _: None, None)
 
 
-def test_what_groups_committed_is_withdrawn_where_every_broker_names_the_new_topic(
+def test_a_topic_that_was_made_again_is_enrolled_where_every_broker_names_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = MadeAgain(monkeypatch, {1: "new", 2: "new", 3: "new"})
     world.enrol()
-    assert world.done == ["withdraw", "enrol"]
+    assert world.done == ["enrol"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +254,7 @@ def test_a_topic_that_is_made_again_in_a_change_loses_its_former_slots_when_nobo
     world.readers = []
     world.enrol()
     assert world.asked == [{"orders", OLD, NEW}] * 2
-    assert world.done == ["withdraw", f"delete {OLD}", "enrol"]
+    assert world.done == [f"delete {OLD}", "enrol"]
 
 
 FIRST = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True, slots=4)
@@ -402,11 +424,63 @@ def test_a_first_enrolment_is_written_over_none_that_came_meanwhile(before: Enro
     assert not world.written
 
 
-def test_an_enrolment_is_written_over_that_of_another_topic_of_the_name() -> None:
-    world = World(Tail(lease_ms=1))
-    old = recorded(world, replace(FIRST, topic_id="old", generation=3))
+def committed(position: int) -> tuple[bytes, bytes]:
+    commit = RangeCommit("g", PARENT, WHOLE, {0: Position(position)}, "m", 1)
+    return commit.key, commit.encode()
+
+
+def cursor(world: World) -> Any:
+    return world.range_commits().cursor("g", PARENT, WHOLE, PartitionState.unsplit(PARENT, "id").lineage)
+
+
+def made_again(monkeypatch: pytest.MonkeyPatch, count: Callable[[object], int]) -> tuple[World, Enrolment]:
+    """Return a world in which a group has committed of a topic that is gone, and the enrolment of that."""
+    world = World(Tail(lease_ms=1), offsets=[committed(1000)])
+    Groups(monkeypatch)
+    monkeypatch.setattr(unenrolment_module, "range_commits", world.range_commits)
+    monkeypatch.setattr(unenrolment_module, "offset_log_partitions", count)
+    return world, recorded(world, replace(FIRST, topic_id="old", generation=3))
+
+
+def test_an_enrolment_is_written_over_that_of_another_topic_of_the_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, old = made_again(monkeypatch, lambda _: 1)
     assert world.enrol(60.0, before=old) == replace(FIRST, generation=3)
     assert [e.settled for e in world.written] == [False, True]
+    assert cursor(world) == [(WHOLE, None)], "what was committed of the topic before"
+
+
+def test_what_a_group_commits_of_the_new_topic_is_not_withdrawn_by_an_operator_that_was_overtaken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was suspended between its look at the offset log and its write; another one enrolled meanwhile."""
+    enrolled = replace(FIRST, generation=3)
+
+    def suspended(_: object) -> int:
+        world.fenced = [enrolled]
+        world.offsets = [committed(77)]
+        return 1
+
+    world, old = made_again(monkeypatch, suspended)
+    assert world.enrol(60.0, before=old) == enrolled
+    assert (world.offsets, world.written, world.fenced) == ([committed(77)], [], [])
+
+
+def test_an_operator_that_has_withdrawn_commits_and_is_fenced_says_that_something_was_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, old = made_again(monkeypatch, lambda _: 1)
+    withdraw = world.withdraw
+
+    def fenced_afterwards(*given: Any) -> None:
+        withdraw(*given)
+        world.fenced = [replace(FIRST, slots=8, generation=3)]
+
+    world.withdraw = fenced_afterwards  # type: ignore[method-assign]
+    with pytest.raises(FencedError) as caught:
+        world.enrol(60.0, before=old)
+    assert (world.written, caught.value.changed) == ([], True)
 
 
 @pytest.mark.parametrize("settled", [False, True])

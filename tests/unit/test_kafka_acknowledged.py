@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
 
 from kpsplit.clock import Deadline
-from kpsplit.errors import UnknownOutcomeError
+from kpsplit.errors import DeadlineExceededError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka.cluster_admin import LogEnd
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import EnrolmentLog
 from kpsplit.kafka.markers import Markers
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import Marker, MarkerKind
 from kpsplit.splitter.steps import PlannedMarker
 from tests.unit.samples import PARENT
@@ -84,3 +86,38 @@ def writer(offset: int | None, patch: pytest.MonkeyPatch) -> AcknowledgedWriter:
     connection = Connection({"bootstrap.servers": "127.0.0.1:1"})
     patch.setattr(connection, "open_producer", lambda *_, **__: Acknowledging(offset))
     return AcknowledgedWriter(connection, "tests")
+
+
+ENROLMENT = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=4)
+
+
+def enrolment_log(monkeypatch: pytest.MonkeyPatch, write: Any) -> EnrolmentLog:
+    connection = Connection({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    log = EnrolmentLog(connection, "orders", cast(Any, None), AcknowledgedWriter(connection, "operator"))
+    monkeypatch.setattr(log, "_take", lambda _: None)
+    monkeypatch.setattr(log._producer, "write", write)
+    return log
+
+
+def test_a_claim_of_an_enrolment_whose_mark_no_broker_acknowledges_has_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UnreachableError, match="no acknowledgement in time") as caught:
+        enrolment_log(monkeypatch, None).claim(Deadline(0.2))
+    assert caught.value.changed is False
+
+
+def test_an_enrolment_is_not_written_when_there_is_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    log = enrolment_log(monkeypatch, lambda *given: written.append(given) or 0)
+    with pytest.raises(DeadlineExceededError, match="record the enrolment of orders") as caught:
+        log.record(ENROLMENT, Deadline(0), "look again")
+    assert (written, caught.value.changed) == ([], False)
+
+
+def test_an_enrolment_that_may_be_written_says_how_it_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> int:
+        raise UnknownOutcomeError("no answer")
+
+    with pytest.raises(UnknownOutcomeError, match="no answer; run it again"):
+        enrolment_log(monkeypatch, write).record(ENROLMENT, Deadline(5), "run it again")

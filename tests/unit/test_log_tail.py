@@ -32,8 +32,13 @@ class Consumer:
 
     def __init__(self) -> None:
         self.found: list[Read | Message] = [Read(offset) for offset in (0, 1, 2, 0, 1, 2, 3)]
+        self.asked: list[Any] = []
 
-    def incremental_assign(self, _: Any) -> None: ...
+    def incremental_assign(self, parts: Any) -> None:
+        self.asked.append([part.partition for part in parts])
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        self.asked.append(topic)
 
     def poll(self, _: float) -> Read | Message | None:
         return self.found.pop(0) if self.found else None
@@ -72,3 +77,20 @@ def test_a_tail_reads_on_while_leaders_move() -> None:
     tail = LogTail(cast(Connection, offline), "t", lambda message: handed_over.append(message.offset()))
     tail.poll(0)
     assert handed_over == [0, 1, 2, 3] and offline.consumer.found == []
+
+
+def test_partitions_that_are_followed_later_have_their_leaders_looked_for_at_once() -> None:
+    """The client looks once a second by itself: a slot would start that much later."""
+    offline = Offline()
+    tail = LogTail(cast(Connection, offline), "t", lambda _: None, ())
+    assert offline.consumer.asked == []
+    tail.follow({2, 1})
+    assert offline.consumer.asked == [[1, 2], "t"], "first what is read, or the client learns nothing"
+    tail.follow({1})
+    assert len(offline.consumer.asked) == 2
+
+
+def test_who_makes_a_tail_waits_for_no_broker() -> None:
+    offline = Offline()
+    LogTail(cast(Connection, offline), "t", lambda _: None, (0, 1))
+    assert offline.consumer.asked == [[0, 1]]

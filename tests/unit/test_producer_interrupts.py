@@ -12,6 +12,7 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
@@ -36,7 +37,9 @@ def whole_producer(ground: Ground) -> Producer:
     """Return a Producer whose books are those of the ground."""
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     producer._state, producer._held = ground.state, ground.held
-    producer._polling = Polling(ground.state)
+    producer._polling = polling = Polling(ground.state)
+    poll = partial(confluent_kafka.Producer.poll, producer)
+    producer.__dict__["poll"] = polling.at_once(poll, partial(Producer.poll, producer))
     return producer
 
 
@@ -214,6 +217,9 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
         lambda: layout_stats(ground.state),
         polling.check_entry,
         polling.check_free,
+        lambda: producer.poll(0),
+        lambda: producer.poll(1),
+        lambda: producer.flush(1),
         producer.close,
         producer.abandon,
     ]

@@ -234,6 +234,22 @@ def test_the_librarys_thread_waits_for_no_answer_about_topics(monkeypatch: pytes
     assert [routes[t].count for t in ("new", "orders", "bills")] == [3, 3, 3]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("enrolled", [True, False])
+def test_the_client_that_registers_connects_before_the_control_topic_is_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, enrolled: bool
+) -> None:
+    """It takes half a second until it may write. A producer whose topics are not enrolled makes none."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {"new": 1}, "new" if enrolled else "bills")
+    made: list[None] = []
+    monkeypatch.setattr(background._feed.registration, "writer", lambda: made.append(None))
+    ground.state.lapse()
+    ground.held.hold_unrouted("new", ground.content(b"waits"), -1)
+    background._turn()
+    assert list(ground.state.unrouted) == ["new"], "without a lease it may be enrolled by now"
+    assert len(made) == enrolled
+
+
 def preparing(background: BackgroundThread, monkeypatch: pytest.MonkeyPatch, topic: str) -> list[str]:
     """Have an operator prepare a split of a topic's first partition; return what is answered to it."""
     state = PartitionState.unsplit(PhysicalPartition(topic, 0), "id")

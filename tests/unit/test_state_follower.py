@@ -57,6 +57,11 @@ class Logs:
         self.headers: list[tuple[str, str | bytes | None]] = []
         self.refuses = False
         """The client refuses every change of its assignment."""
+        self.heard = True
+        """The client knows the high watermark from an answer to a fetch."""
+        self.unreadable: KpsplitError | None = None
+        self.calls: list[tuple[str, set[int]]] = []
+        """Changes of what is read, in their order: which, and of which partitions."""
         self._due: deque[Message] = deque()
 
     # a connection, a consumer
@@ -74,6 +79,7 @@ class Logs:
 
     def incremental_assign(self, parts: Sequence[TopicPartition]) -> None:
         self._check()
+        self._note("assign", parts)
         for part in parts:
             slot = SlotId("orders", 0, part.partition, 4)
             self._due.extend(
@@ -90,12 +96,18 @@ class Logs:
 
     def incremental_unassign(self, parts: Sequence[TopicPartition]) -> None:
         self._check()
+        self._note("unassign", parts)
         gone = {part.partition for part in parts}
         self._due = deque(m for m in self._due if m.partition() not in gone)
 
-    def pause(self, parts: Sequence[TopicPartition]) -> None: ...
+    def pause(self, parts: Sequence[TopicPartition]) -> None:
+        self._note("pause", parts)
 
-    def resume(self, parts: Sequence[TopicPartition]) -> None: ...
+    def resume(self, parts: Sequence[TopicPartition]) -> None:
+        self._note("resume", parts)
+
+    def _note(self, call: str, parts: Sequence[TopicPartition]) -> None:
+        self.calls.append((call, {part.partition for part in parts}))
 
     def poll(self, seconds: float) -> Message | None:
         if self._due:
@@ -106,6 +118,10 @@ class Logs:
     def consume(self, count: int, seconds: float) -> list[Message]:
         return []
 
+    def get_watermark_offsets(self, part: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached, "a broker would be asked"
+        return (0, self.length) if self.heard else (-1001, -1001)
+
     def close(self) -> None: ...
 
     # Changelogs
@@ -114,6 +130,8 @@ class Logs:
         return LOG
 
     def facts(self, slots: Sequence[SlotId], deadline: Any, *, owned: bool) -> dict[SlotId, ChangelogFacts]:
+        if self.unreadable is not None:
+            raise self.unreadable
         written = owned and self.writes
         facts = ChangelogFacts("id", 0, self.length, 86_400_000, written)
         self.length += written
@@ -268,6 +286,26 @@ def test_the_time_of_a_warm_copy_that_is_behind_stands_still(
     asked = scene.logs.asked
     eventually(lambda: scene.logs.asked > asked + 1, "a question")
     assert as_of(scene) == before
+
+
+def test_slots_that_come_together_cost_as_many_calls_as_one_and_warm_copies_rest_meanwhile(
+    scene: Scene,
+) -> None:
+    """The client answers a call when its other threads have acted: many calls make a hand-over slow."""
+    slots = [SlotId("orders", 0, index, 4) for index in range(4)]
+    scene.logs.length, scene.logs.writes = 3, True
+    scene.follower._orders.extend([(slot, None, True) for slot in slots])
+    eventually(lambda: len(scene.follower.warm()) == len(slots), "warm copies")
+    assert scene.logs.calls == [("assign", {0, 1, 2, 3})]
+    scene.logs.calls.clear()
+    scene.logs.length += 3  # written meanwhile
+    states = [OwnedState(slot, scene.disk) for slot in slots[:3]]  # type: ignore[arg-type]
+    scene.follower._orders.extend([(owned.slot, owned, True) for owned in states])
+    eventually(lambda: all(owned.marker for owned in states), "the slots")
+    eventually(lambda: scene.follower.following() == {slots[3]}, "the end")
+    calls = [call for call in scene.logs.calls if call[0] != "unassign"]
+    assert calls == [("assign", {0, 1, 2}), ("pause", {3}), ("resume", {3})]
+    assert scene.logs.calls[0] == ("unassign", {0, 1, 2}), "the copies"
 
 
 def test_a_warm_copy_that_was_given_up_is_followed_again_when_the_group_is_as_before(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from kpsplit.clock import Deadline
 from kpsplit.control import session as session_module
 from kpsplit.control import unenrolment as module
 from kpsplit.control.unenrolment import Unenroller
-from kpsplit.errors import CheckFailedError, DeadlineExceededError
+from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
@@ -42,6 +43,9 @@ class Cluster:
         self.readers: list[list[str]] = []
         self.topics = {"orders": 1, "__kpsplit.slots.orders": 8}
         self.seconds = 60.0
+        self.claims = 0
+        self.fenced: list[Enrolment] = []
+        """For each withdrawal that is refused: what is recorded then."""
         self.session: Any = SimpleNamespace(
             admin=SimpleNamespace(
                 topics=lambda: dict(self.topics),
@@ -68,7 +72,7 @@ class Cluster:
                 (module, "readers_of_topics", lambda *_: self.readers.pop(0) if self.readers else []),
                 (module, "range_commits", lambda *_: self._fold()),
                 (module, "known_groups", lambda *_: {"g": {PARENT: 6}}),
-                (module, "withdraw_commits", lambda *_: self.done.append("withdraw") or ("g",)),
+                (module, "withdraw_commits", lambda _admin, withdraw, *_: withdraw() or ("g",)),
             ],
         ):
             monkeypatch.setattr(place, name, what)
@@ -91,7 +95,16 @@ class Cluster:
     def look(self, _deadline: Deadline) -> Enrolment:
         return self.recorded
 
-    claim = look
+    def claim(self, deadline: Deadline) -> Enrolment:
+        self.claims += 1
+        return self.look(deadline)
+
+    def withdraw(self) -> None:
+        assert self.claims, "an operator that has not claimed the topic is refused by nobody"
+        if self.fenced:
+            self.claims, self.recorded = 0, self.fenced.pop(0)
+            raise FencedError("another operator took over")
+        self.done.append("withdraw")
 
     def record(self, enrolment: Enrolment, *_: object) -> None:
         self.recorded = enrolment
@@ -203,5 +216,26 @@ def test_a_split_that_came_in_between_ends_the_run_with_what_helps(cluster: Clus
 def test_a_return_that_has_too_little_time_does_not_begin(cluster: Cluster) -> None:
     cluster.seconds = 5.0
     with pytest.raises(DeadlineExceededError, match="a return takes two leases and more"):
+        cluster.run()
+    assert not cluster.done
+
+
+def test_an_operator_that_another_fences_while_it_withdraws_claims_once_more(cluster: Cluster) -> None:
+    cluster.recorded = Enrolment("orders", "id", ENROLLED.partitioner, True, None, 2, returning=True)
+    assert cluster.recorded.left
+    cluster.fenced = [cluster.recorded]
+    assert cluster.run().left
+    assert cluster.done == ["withdraw"]
+
+
+def test_nothing_is_withdrawn_of_a_topic_that_is_enrolled_again_meanwhile(cluster: Cluster) -> None:
+    cluster.recorded = Enrolment("orders", "id", ENROLLED.partitioner, True, None, 2, returning=True)
+    cluster.fenced = [Enrolment("orders", "id", ENROLLED.partitioner, False, 8, 2)]
+    with pytest.raises(FencedError):
+        cluster.run()
+    assert not cluster.done
+    with pytest.raises(ConflictError, match="enrolled by another process"):
+        cluster.recorded = Enrolment("orders", "id", ENROLLED.partitioner, True, None, 2, returning=True)
+        cluster.look = lambda _: replace(cluster.recorded, slots=8, returning=False)  # type: ignore[method-assign]
         cluster.run()
     assert not cluster.done

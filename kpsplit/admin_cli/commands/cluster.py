@@ -13,6 +13,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, print_json, with_call
 from kpsplit.admin_cli.options import DURATION, OUTPUT_OPTION
+from kpsplit.devcluster.process import START_SECONDS
 from kpsplit.errors import many
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def command() -> None:
     "--timeout",
     type=DURATION,
     metavar="DURATION",
-    default="120s",
+    default=f"{START_SECONDS:.0f}s",
     show_default=True,
     help="Time limit for all brokers to be ready.",
 )

@@ -98,8 +98,8 @@ class GroupOffsets:
 
     # -- where slots start -------------------------------------------------------------------------
 
-    def starts(self, wanted: Sequence[StartRequest]) -> list[Found]:
-        """Return where slots start, or why that is not known; what one waits for keeps no other waiting.
+    def starts(self, wanted: Sequence[StartRequest], me: str | None) -> list[Found]:
+        """Return where slots of this member start, or why that is not known; no slot waits for another's.
 
         Raises:
             KpsplitError: nothing can be read now.
@@ -109,7 +109,7 @@ class GroupOffsets:
             self._output_writer.open(Deadline(OPEN_SECONDS))
         failed = self._not_read({w.lineage.parent for w in wanted if not w.mode.plain})
         # Before ordinary offsets are read: a member that still works on a partition commits them.
-        failed |= self._worked_on([w for w in wanted if w.lineage.parent not in failed])
+        failed |= self._worked_on([w for w in wanted if w.lineage.parent not in failed], me)
         read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
         bare = {w.lineage.parent: w for w, pieces in read if _lacks_commit(pieces)}
         fresh = self._fresh(bare.values())
@@ -128,7 +128,9 @@ class GroupOffsets:
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
 
-    def _worked_on(self, wanted: Collection[StartRequest]) -> dict[PhysicalPartition, KpsplitError]:
+    def _worked_on(
+        self, wanted: Collection[StartRequest], me: str | None
+    ) -> dict[PhysicalPartition, KpsplitError]:
         """Return the partitions that some member may still read, or work on, by a predecessor of a slot.
 
         A member that owns one releases it when the record in hand is processed. Until then the coordinator
@@ -140,7 +142,7 @@ class GroupOffsets:
         if not asked:
             return {}
         try:
-            members = self.members(kept=True)
+            members = self._members(me)
         except KpsplitError as error:
             return dict.fromkeys(asked, error)
         free = {p for p, places in asked.items() if all(members.nobody_on(place) for place in places)}
@@ -193,10 +195,7 @@ class GroupOffsets:
         found: Starts = {}
         bare: dict[str, list[StartRequest]] = {}
         for w, lineage in ((w, w.lineage) for w in missing):
-            own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
-            if own:  # what was retired since is read, or lost to this group
-                gone = (s for s in lineage if s.source.topic in w.retired and s.end is not None)
-                own = {s.source: s.end for s in gone if s.end is not None} | own
+            own = w.own(ordinary)
             if w.reset:
                 bare.setdefault(self._reset, []).append(w)
             elif own:
@@ -370,18 +369,19 @@ class GroupOffsets:
 
         self._without_deleted(enrolled, deadline, attempt, metadata)
 
-    def members(self, *, kept: bool = False) -> Members:
-        """Return who is in the group, what each member owns; ``kept``: and what each had when it joined.
+    def _members(self, me: str | None) -> Members:
+        """Return who is in the group, what each member owns, and what others had when they joined.
 
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS, kept=kept)
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS, kept=True, me=me or "")
 
     def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
-        """Return what commits enrolled partitions, by what the log has of other members now."""
+        """Return what commits enrolled partitions, by what the log, which is followed, has of others now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
+        self._open().follow(offsets_partition(p.parent, self._partitions) for p in processed)
         return writes(processed, member, self._read_on().fold, self._gone)
 
     def _missing(self, subtopics: Collection[str]) -> frozenset[str]:

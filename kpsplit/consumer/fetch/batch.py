@@ -138,7 +138,10 @@ def message_hash(message: Message, segment: Segment) -> int:
 def size_of(messages: list[Message]) -> int:
     """Return what messages take in memory, roughly: of headers as much as the greatest of a few have."""
     count = len(messages)
-    keys = sum(map(len, filter(None, map(_key_of, messages))))
+    try:
+        keys = sum(map(len, filter(None, map(_key_of, messages))))
+    except TypeError:  # a deserialiser has changed those that were handed out
+        keys = sum(len(key) for key in map(_key_of, messages) if isinstance(key, bytes | str))
     sampled = messages[:: max(1, -(-count // SAMPLES))]
     headers = count * max(map(header_bytes, sampled), default=0)
     return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count

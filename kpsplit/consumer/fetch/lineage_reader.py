@@ -226,7 +226,7 @@ class LineageReader:
             attempt = self.state.attempt
             who = f"attempt {attempt.id} of {attempt.operator}" if attempt else "an operation"
             raise DeadlineExceededError(
-                f"waited {self._patience:.0f} s for the outcome of {who} on {self.state.parent}",
+                f"waited {self._patience:g} s for the outcome of {who} on {self.state.parent}",
                 hint=f"look at: kpsplit status {self.state.parent}",
             )
         time.sleep(min(WAIT_SECONDS, limit.left()))

@@ -197,9 +197,7 @@ class PhysicalReader:
                 f"an open transaction holds readers of {self._source} at offset {found.stable}",
                 hint="wait for it, or end it with kafka-transactions.sh",
             )
-        return UnreachableError(
-            f"{self._source}: nothing arrived within {self._patience:.0f} s", hint="retry"
-        )
+        return UnreachableError(f"{self._source}: nothing arrived within {self._patience:g} s", hint="retry")
 
 
 class LostStartError(Exception):

@@ -1,13 +1,14 @@
 """Rebalances: what happens between the coordinator, the slots and the application (protocol, section 10).
 
 A member begins UNSUBSCRIBED. With a subscription it joins its group and waits in PREPARING_REBALANCE for the
-coordinator. Slots that arrive are looked up in the offset log and on_assign is called (ASSIGNING_PARTITIONS);
-then the member is STABLE. Slots that are taken away pass through three states: their records are withheld
-and what is being worked on is finished (PREPARE_REVOCATION), on_revoke runs in the application's thread
-(REVOKING_PARTITION), what was processed is committed and the slots are released (PARTITION_REVOKED). Slots
-that stay are read and handed out all the time. A member that gave its slots up is LOST until it has left the
-group, and UNSUBSCRIBED until the application polls. Partitions that are assigned by hand have no group: the
-member is ASSIGNING_PARTITIONS and STABLE only. CLOSING hands everything over in the same order.
+coordinator; before it joins, for copies of state, where it is to have them warm. Slots that arrive are looked
+up in the offset log and on_assign is called (ASSIGNING_PARTITIONS); then the member is STABLE. Slots that are
+taken away pass through three states: their records are withheld and what is being worked on is finished
+(PREPARE_REVOCATION), on_revoke runs in the application's thread (REVOKING_PARTITION), what was processed is
+committed and the slots are released (PARTITION_REVOKED). Slots that stay are read and handed out all the
+time. A member that gave its slots up is LOST until it has left the group, and UNSUBSCRIBED until the
+application polls. Partitions that are assigned by hand have no group: the member is ASSIGNING_PARTITIONS and
+STABLE only. CLOSING hands everything over in the same order.
 
 A revocation runs inside the group consumer's callback: when that returns, another member may have the
 slots. So the callback waits, by turning the engine: slots that stay are read, handed out and committed
@@ -28,6 +29,7 @@ from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
 from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
+from kpsplit.consumer.group.ownership import PeerAssignments
 from kpsplit.consumer.metadata import ClusterTopics
 from kpsplit.consumer.slots.assigned import STARTING, AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
@@ -127,7 +129,7 @@ class Membership:
         """The slots were given up; the group is left until the application polls again."""
         self.closing = self.closed = False
         self._joined = False
-        """The group consumer has a subscription, or what is left of one."""
+        """The group consumer has a subscription, or will have one, or what is left of one."""
         self._given = False
         """The coordinator has given this member its slots, maybe none, and has not taken all of them."""
         self._let_go: set[PhysicalPartition] = set()
@@ -152,10 +154,13 @@ class Membership:
 
     # -- subscription ------------------------------------------------------------------------------
 
-    def subscribe(self, topics: Sequence[Subscribed]) -> None:
-        """Join the group with these topics, or change to them."""
+    def prepare(self, topics: Sequence[Subscribed]) -> None:
+        """Know topics that the group is joined with: now, or when copies of their state are warm."""
         self._subscribed.update({s.group_topic: s for s in topics})
         self._joined = True
+
+    def subscribe(self, topics: Sequence[Subscribed]) -> None:
+        """Join the group with topics that ``prepare`` was given, or change to them."""
         self._group.subscribe([s.group_topic for s in topics], self)
 
     def hand_over_all_but(self, topics: frozenset[str]) -> bool:
@@ -373,22 +378,23 @@ class Subscribing:
         slots: AssignedSlots,
         topics: ClusterTopics,
         events: Events,
+        peers: PeerAssignments,
     ) -> None:
         self._settings = settings
-        self._membership = membership
+        self._membership, self._peers = membership, peers
         self._metadata = slots.metadata
         self.topics = topics
         self._events = events
         self._wanted: tuple[str, ...] | None = None
         self._shared: Sequence[Subscribed] = ()
-        self._leaving = False
-        self.by_hand = False
+        self._leaving = self.by_hand = False
         """Partitions were assigned by hand: there is no group."""
 
     def subscribe(self, names: Sequence[str]) -> None:
         """Take a new subscription of the application; an empty one is none."""
         resolve(names, (), ())  # a pattern that is none is refused at once
         self._wanted = tuple(names) or None
+        self._peers.wait_anew()
         self.topics.list_anew()
         if self._wanted is None:
             self.leave()
@@ -428,7 +434,9 @@ class Subscribing:
             self.topics.known(frozenset())
         elif self._may_change(wanted) and not self._membership.hand_over_all_but(wanted):
             self._leaving = False
-            self._membership.subscribe(topics)
+            self._membership.prepare(topics)
+            if self._peers.may_join(wanted):
+                self._membership.subscribe(topics)
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""

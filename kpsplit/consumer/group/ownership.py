@@ -3,7 +3,8 @@
 * After a sleep, after a commit that was refused as of no member, and while the coordinator is silent for
   too long, nothing is handed out until the coordinator has confirmed the member's slots: the decision (pure)
   and its shell.
-* The state store is given every member's slots, so that it follows the slots it keeps warm copies of.
+* The state store is given every member's slots, so that it follows the slots it keeps warm copies of. It
+  decides by them whether a member that has not joined yet joins now, or when its copies are warm.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from math import inf
 
 from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor, GroupMembers
+from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.error_map import COORDINATOR_REFUSES, is_one_of
 from kpsplit.kafka.groups import Members
 from kpsplit.splitter.group_slots import OwnedSlot
@@ -378,18 +380,20 @@ class PeerAssignments:
 
     Only the coordinator knows the whole assignment. It is asked after each rebalance that this member
     notices, again while one is going on, and now and then besides: one that changes nothing here goes
-    unnoticed.
+    unnoticed. A member that is to have its copies warm before it joins asks already then.
 
     Owned by the engine's thread.
     """
 
     def __init__(
         self,
+        settings: ConsumerSettings,
         slots: AssignedSlots,
         group: GroupConsumer,
         executor: BrokerExecutor[GroupMembers],
         slot_at: Callable[[PhysicalPartition], OwnedSlot | None],
     ) -> None:
+        self._instance = settings.instance
         self._slots = slots
         self._slot_at = slot_at
         self._group = group
@@ -397,11 +401,48 @@ class PeerAssignments:
         self._seen: object = None
         self._at = 0.0
         self._answer: Future[Members] | None = None
+        self._waiting_since: float | None = None
+        self._others: list[OwnedSlot] | None = None
+        """The slots that members go on with while this one waits; None: not known yet."""
+        self._keeps_until = -inf
+        """Until then a member that has joined is given slots, and follows what it followed before."""
+
+    def wait_anew(self) -> None:
+        """There is another subscription: what was waited for before it does not count."""
+        self._waiting_since = None
+
+    def may_join(self, topics: frozenset[str]) -> bool:
+        """Return whether the group is joined with these topics now; else when copies of state are warm."""
+        store, now = self._slots.state_binding.store, monotonic()
+        if store is None or not store.warm_seconds or self._group.topics:
+            return True
+        if self._waiting_since is None:
+            self._waiting_since, self._others, self._answer, self._at = now, None, None, now
+        if self._answer is None and now >= self._at:
+            self._answer = self._executor.ask(lambda group: group.members())
+        elif self._answer is not None and self._answer.done():
+            self._note_others(self._answer, topics, now)
+        if not store.joins(self._others, now - self._waiting_since):
+            return False
+        self._waiting_since, self._answer, self._seen = None, None, None
+        self._keeps_until = now + PEERS_EVERY_SECONDS
+        return True
+
+    def _note_others(self, answer: Future[Members], topics: frozenset[str], now: float) -> None:
+        """Note who goes on with which slots; nobody, where the coordinator keeps this member's own for it."""
+        members = self._result(answer, now)
+        if members is None:
+            if isinstance(answer.exception(), AuthorizationError):
+                self._others = []  # it will not be known in time either
+        elif members.settled:
+            mine = self._instance and any(o.instance == self._instance for o in members.assigned.values())
+            places = () if mine else sorted(p for p in members.assigned if p.topic in topics)
+            self._others = [slot for slot in map(self._slot_at, places) if slot is not None]
 
     def turn(self) -> None:
         """Ask when it is time, take the answer when it is there."""
         store = self._slots.state_binding.store
-        if store is None or not store.standbys or not self._group.topics:
+        if store is None or not (store.standbys or store.warm_seconds) or not self._group.topics:
             return
         now, seen = monotonic(), self._rebalances()
         if self._answer is not None:
@@ -415,18 +456,22 @@ class PeerAssignments:
         return self._slots.rebalances, self._slots.handed_over, self._slots.lost
 
     def _take(self, answer: Future[Members], now: float) -> None:
+        members = self._result(answer, now)
+        if members is not None and members.settled and self._tell(members, now):
+            self._at = now + PEERS_EVERY_SECONDS
+
+    def _result(self, answer: Future[Members], now: float) -> Members | None:
+        """Return the answer, None if there is none; the next question follows soon."""
         self._answer = None
         self._at = now + PEERS_AGAIN_SECONDS
         try:
-            members = answer.result()
+            return answer.result()
         except KpsplitError as error:
             log.info("kpsplit: warm copies stay where they are: %s", error)
-            return
-        if members.settled and self._tell(members):
-            self._at = now + PEERS_EVERY_SECONDS
+            return None
 
-    def _tell(self, members: Members) -> bool:
-        """Give the assignment to the store; return False while this member does not know its own id."""
+    def _tell(self, members: Members, now: float) -> bool:
+        """Give the assignment to the store; return False while this member does not know its place in it."""
         store, me = self._slots.state_binding.store, self._group.memberid()
         if store is None or not me:
             return False
@@ -434,6 +479,9 @@ class PeerAssignments:
         for place, owner in members.assigned.items():
             slot = self._slot_at(place)
             if slot is not None:
-                owned[owner.member].append(slot)
-        store.assigned(owned, me)
+                owned[owner.name].append(slot)
+        name = self._instance or me
+        if not owned[name] and now < self._keeps_until:
+            return False
+        store.assigned(owned, name)
         return True

@@ -307,7 +307,7 @@ def _take_back_outputs(engine: Engine) -> None:
     if participant is None:
         return
     found = [(h, h.start) for h in slots.on(IN_SINK) if participant.keeps(h.slot)]
-    begun = [(h, start) for h, start in found if not h.committed]
+    begun = [(h, start) for h, start in found if h.moved or not h.committed]
     slots.start_anew([h for h, _ in found])
     if engine.committer.idle():
         # The log has nothing of them: a reset of the group to the end would pass their records over.

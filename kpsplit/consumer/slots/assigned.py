@@ -12,7 +12,7 @@ The objects are guarded by the engine's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial, reduce
@@ -48,6 +48,18 @@ class StartRequest:
     predecessors: frozenset[PhysicalPartition] = frozenset()
     reset: bool = False
     retired: frozenset[str] = frozenset()
+
+    def own(self, ordinary: Mapping[PhysicalPartition, int]) -> dict[PhysicalPartition, int]:
+        """Return the group's ordinary offsets of the partition, and the ends of what was retired before them.
+
+        A group that went on in the parent after a merge has read what came before the merge, or lost it.
+        """
+        lineage = self.lineage
+        own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+        now = lineage.at(lineage.parent, own.get(lineage.parent, -1))
+        before = () if now is None else lineage.ancestors(now.id)
+        gone = (s for s in lineage if s.id in before and s.source.topic in self.retired)
+        return {s.source: s.end for s in gone if s.end is not None} | own
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,8 @@ class AssignedSlot:
     after that. ``moves``: how often the application moved it to where the group may have been before;
     ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
-    log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what
+    log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed; until it does.
+    ``topic_id``: that of its topic when it began. ``ahead``: what
     its pieces had processed, until reading has caught up with the furthest. ``stored``: what
     ``store_offsets`` said, where records do not count as processed by themselves. ``saved``: what bookmarks
     of the application say, until its start is known.
@@ -159,6 +172,7 @@ class AssignedSlot:
     ahead: PieceProgress | None = None
     stored: tuple[Cursor, ...] | None = None
     saved: tuple[Cursor, ...] = ()
+    topic_id: str = ""
     epoch: int = 0
     restore: RestoreProgress = field(default_factory=RestoreProgress)
 
@@ -203,15 +217,19 @@ class AssignedSlot:
         return () if self.start is None else self.start.pieces
 
     def found(self, start: SlotStart) -> None:
-        self.start, self.reset = start, False
+        self.start = start
         self.committed = start.pieces if start.committed else ()
         self.stage = SlotStage.FOUND
 
     def begin_by_bookmarks(self, lineage: Lineage) -> None:
         """Have bookmarks say where it starts, and what was found where they say nothing.
 
-        While nothing was found they wait, unless they say everything.
+        While nothing was found they wait, unless they say everything. One that begins anew because its offset
+        is outside the log does not begin there again.
         """
+        if self.reset:
+            self.saved = ()
+            return
         pieces = by_bookmarks(lineage, self.slot.range, self.saved, self.begun_at)
         if union_of_adjacent(c.range for c in pieces) == self.slot.range:
             self.start, self.saved, self.stage = SlotStart(pieces), (), SlotStage.FOUND
@@ -332,7 +350,7 @@ def after_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: int
         return before
     if not read.ready(lineage, segment_id) or before.complete(lineage, segment_id):
         return before
-    passed = _predecessors(lineage, segment_id)
+    passed = lineage.ancestors(segment_id)
     positions = {i: at for i, at in before.positions.items() if i not in passed}
     handed_out = min(next_, read.pending(lineage).get(segment_id, next_))
     positions[segment_id] = max(handed_out, positions.get(segment_id, segment.start))
@@ -353,17 +371,6 @@ def further(lineage: Lineage, a: Cursor, b: Cursor) -> Cursor:
     return Cursor(a.range, positions).settled(lineage)
 
 
-def _predecessors(lineage: Lineage, segment_id: int) -> set[int]:
-    found: set[int] = set()
-    waiting = list(lineage.get(segment_id).predecessors)
-    while waiting:
-        segment = waiting.pop()
-        if segment not in found:
-            found.add(segment)
-            waiting.extend(lineage.get(segment).predecessors)
-    return found
-
-
 def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
     """Return one slot of a logical partition, assigned by hand.
 
@@ -377,7 +384,10 @@ def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
 
 
 def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
-    """Return the whole of a logical partition, assigned by hand."""
+    """Return the whole of a logical partition, assigned by hand.
+
+    It shares nothing with anyone, so it does not wait until an enrolment is settled.
+    """
     parent = PhysicalPartition(topic.topic, partition)
-    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
+    mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE
     return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

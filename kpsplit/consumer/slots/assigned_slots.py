@@ -182,20 +182,19 @@ class AssignedSlots:
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
         if self.auto_store:
-            return self.settled(assigned, self.sink.cursor(assigned.slot))
+            cursors, ahead = self.sink.cursor(assigned.slot), assigned.ahead
+            if ahead is not None and ahead.caught_up(cursors, self.lineage(assigned.parent)):
+                assigned.ahead = None  # from now on the cursors themselves say it all
+            return self.settled(assigned, cursors)
         return assigned.committed if assigned.stored is None else assigned.stored
 
     def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
-        if ahead is None:
-            if assigned.mode is Mode.WHOLE and len(cursors) > 1:
-                # A partition that returns to plain clients: one offset must say it all, as theirs does.
-                return (least(lineage, cursors),)
-            return tuple(c.settled(lineage) for c in cursors)
-        if ahead.caught_up(cursors, lineage):
-            assigned.ahead = None  # from now on the cursors themselves say it all
-        return tuple(ahead.furthest(cursors, lineage))
+        if ahead is None and assigned.mode is Mode.WHOLE and len(cursors) > 1:
+            # A partition that returns to plain clients: one offset must say it all, as theirs does.
+            return (least(lineage, cursors),)
+        return tuple(ahead.furthest(cursors, lineage) if ahead else (c.settled(lineage) for c in cursors))
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """Return whether there is anything to commit of a slot that is processed up to there."""

@@ -19,6 +19,7 @@ from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.group_offsets import UNDECIDED_SECONDS, GroupOffsets, reset_error
 from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error, named
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.slots.assigned import (
     AssignedSlot,
     Found,
@@ -45,11 +46,13 @@ class SlotInitializer:
     def __init__(
         self,
         slots: AssignedSlots,
+        group: GroupConsumer,
         executor: BrokerExecutor[GroupOffsets],
         events: Events,
         callbacks: RebalanceCallbacks,
     ) -> None:
         self._slots = slots
+        self._group = group
         self._metadata = slots.metadata
         self._executor = executor
         self._events = events
@@ -88,7 +91,8 @@ class SlotInitializer:
         wanted = [self._request(assigned) for assigned in self._asked]
         for assigned in self._asked:
             assigned.stage = SlotStage.ASKED
-        self._answer = self._executor.ask(lambda offsets: offsets.starts(wanted))
+        me = self._group.memberid()
+        self._answer = self._executor.ask(lambda offsets: offsets.starts(wanted, me))
 
     def _request(self, assigned: AssignedSlot) -> StartRequest:
         parent = assigned.parent
@@ -192,6 +196,7 @@ class SlotInitializer:
 
     def _begin(self, found: Iterable[AssignedSlot]) -> None:
         for assigned in found:
+            assigned.reset, assigned.topic_id = False, self._slots.state(assigned.parent).topic_id
             self._slots.begin(assigned)
 
 

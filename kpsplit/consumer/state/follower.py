@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -79,6 +79,7 @@ class Copy:
         ends_written: at ``target`` stands a record of ours that only shows the end; it counts as read.
         position: every changelog record before it was read; ``waiting`` is not stored yet.
         at_end: the end of the log was seen since the marker was stored.
+        end: the high watermark that the client heard of last; None: of none yet.
     """
 
     slot: SlotId
@@ -90,6 +91,7 @@ class Copy:
     ends_written: bool = False
     position: int = field(init=False)
     at_end: bool = False
+    end: int | None = None
     waiting: dict[bytes, bytes | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +102,11 @@ class Copy:
     def restored(self) -> bool:
         """Return whether everything is here that was in the changelog when the slot was taken."""
         return self.position >= self.target
+
+    @property
+    def lag(self) -> int | None:
+        """Return how many records it lacks at most; None: not known yet."""
+        return None if self.end is None else max(0, self.target - self.position, self.end - self.position)
 
     def take(self, key: bytes, value: bytes | None, offset: int) -> None:
         self.waiting[key] = value
@@ -135,6 +142,7 @@ log = logging.getLogger(__name__)
 
 READ_SECONDS = 0.05
 IDLE_SECONDS = 0.5
+HEAR_SECONDS = 0.25
 RETRY_SECONDS = 0.5
 OPEN_SECONDS = 20.0
 BATCH = 1000
@@ -165,7 +173,8 @@ class Follower:
         self._opening: dict[SlotId, OwnedState | None] = {}
         self._open_at = 0.0
         self._copies: dict[Place, Copy] = {}
-        self._ends_at = 0.0
+        self._paused: set[Place] = set()
+        self._ends_at = self._hear_at = 0.0
         self._wake = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="kpsplit-state", daemon=True)
@@ -183,10 +192,17 @@ class Follower:
 
     def following(self) -> set[SlotId]:
         """Return the slots that are followed, or will be; not one that was given up because of an error."""
+        orders = list(self._orders)  # first: a slot goes from there to what is opened, and on to the copies
         found = {*list(self._opening), *(copy.slot for copy in list(self._copies.values()))}
-        for slot, _, wanted in list(self._orders):
+        for slot, _, wanted in orders:
             (found.add if wanted else found.discard)(slot)
         return found
+
+    def lags(self) -> dict[SlotId, int | None]:
+        """Return what is followed, and how many records each copy lacks; None: not known yet."""
+        lags: dict[SlotId, int | None] = dict.fromkeys(self.following())
+        copies = list(self._copies.values())
+        return {**lags, **{copy.slot: copy.lag for copy in copies if copy.slot in lags}}
 
     def warm(self) -> dict[SlotId, int]:
         """Return the warm copies that have reached the end of their changelog once, with their positions."""
@@ -223,13 +239,16 @@ class Follower:
 
     def _obey(self) -> None:
         self._wake.clear()
+        left = set()
         while self._orders:
-            slot, owned, wanted = self._orders.popleft()
+            slot, owned, wanted = self._orders[0]
             self._opening.pop(slot, None)
             if wanted:
                 self._opening[slot] = owned
                 self._open_at = 0.0
-            self._drop(slot)  # last: if it raises, whoever waits for the slot hears of it
+            self._orders.popleft()  # now that it is seen elsewhere: see ``following``
+            left.add(slot)
+        self._drop(left)  # last: if it raises, whoever waits for the slots hears of it
 
     def _open(self) -> None:
         """Find out where the slots that are new begin; those that owners wait for first."""
@@ -251,9 +270,16 @@ class Follower:
         now = _now_ms()
         owned = any(self._opening[slot] is not None for slot in group)
         facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS), owned=owned)
-        for slot in group:
-            self._assign(self._begin(slot, self._opening[slot], facts[slot], now))
-            del self._opening[slot]  # after what may fail: the exception reaches what waits for the slot
+        begun = []
+        for slot in group:  # forgotten after what may fail: the exception reaches what waits for the slot
+            copy = self._begin(slot, self._opening[slot], facts[slot], now)
+            if self._is_whole(copy):
+                del self._opening[slot]
+            else:
+                begun.append(copy)
+        self._assign(begun)
+        for copy in begun:
+            del self._opening[copy.slot]
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
         stored = self._storage.marker(slot)
@@ -268,36 +294,43 @@ class Follower:
     def _place(self, slot: SlotId) -> Place:
         return self._changelogs.name(slot), slot.number
 
-    def _assign(self, copy: Copy) -> None:
-        owned = copy.owned
-        if owned is not None:
-            owned.position, owned.target = copy.position, copy.target
-            if copy.restored:
-                marker = copy.next_marker(copy.asked_ms)
-                self._storage.apply(copy.slot, {}, marker)
-                owned.marker = marker  # from here on it is the owner's to write
-                return
-        self._copies[copy.place] = copy
-        self._consumer.incremental_assign([TopicPartition(*copy.place, copy.position)])
-        self._let_owners_first()
+    def _is_whole(self, copy: Copy) -> bool:
+        """Return whether an owner has nothing to wait for: then it has the slot."""
+        if (owned := copy.owned) is None:
+            return False
+        owned.position, owned.target = copy.position, copy.target
+        if copy.restored:
+            marker = copy.next_marker(copy.asked_ms)
+            self._storage.apply(copy.slot, {}, marker)
+            owned.marker = marker  # from here on it is the owner's to write
+        return copy.restored
 
-    def _drop(self, slot: SlotId) -> None:
-        copy = self._copies.get(self._place(slot))
-        if copy is not None and copy.slot == slot:  # not one of another division of the topic
-            del self._copies[copy.place]
-            self._consumer.incremental_unassign([TopicPartition(*copy.place)])
-            if copy.owned is not None:
-                self._let_owners_first()
+    def _assign(self, copies: Collection[Copy]) -> None:
+        """Read slots, all with one call: the client answers each call when its other threads have acted."""
+        if copies:
+            self._copies |= {copy.place: copy for copy in copies}
+            self._consumer.incremental_assign([TopicPartition(*c.place, c.position) for c in copies])
+            self._let_owners_first()
+
+    def _drop(self, slots: Collection[SlotId]) -> None:
+        places = {self._place(slot) for slot in slots} & self._copies.keys()
+        gone = {place for place in places if self._copies[place].slot in slots}  # not another division's
+        if gone:
+            for place in gone:
+                del self._copies[place]
+            self._paused -= gone
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+            self._let_owners_first()
 
     def _let_owners_first(self) -> None:
         """Warm copies are not read while a slot is restored."""
-        warm = [TopicPartition(*c.place) for c in self._copies.values() if c.owned is None]
-        if not warm:
-            return
-        if any(c.owned is not None for c in self._copies.values()):
-            self._consumer.pause(warm)
-        else:
-            self._consumer.resume(warm)
+        waits = any(copy.owned is not None for copy in self._copies.values())
+        wanted = {c.place for c in self._copies.values() if c.owned is None} if waits else set()
+        if wanted - self._paused:
+            self._consumer.pause([TopicPartition(*place) for place in wanted - self._paused])
+        if self._paused - wanted:
+            self._consumer.resume([TopicPartition(*place) for place in self._paused - wanted])
+        self._paused = wanted
 
     def _read(self) -> None:
         if not self._copies:
@@ -308,6 +341,18 @@ class Follower:
             for message in [first, *self._consumer.consume(BATCH - 1, 0)]:
                 self._take(message)
         self._store()
+        self._hear_ends()
+
+    def _hear_ends(self) -> None:
+        """Note the high watermarks in the latest answers to fetches of warm copies; no broker is asked."""
+        if monotonic() < self._hear_at:  # in this thread: to ask while another closes ends the process
+            return
+        self._hear_at = monotonic() + HEAR_SECONDS
+        for copy in self._copies.values():
+            if copy.owned is None:
+                with suppress(KafkaException):  # the client does not know the partition yet
+                    heard = self._consumer.get_watermark_offsets(TopicPartition(*copy.place), cached=True)
+                    copy.end = heard[1] if heard and heard[1] >= 0 else copy.end
 
     def _note_time(self) -> None:
         """Find out which warm copies to which nothing comes are complete still, while no owner waits.
@@ -356,14 +401,15 @@ class Follower:
         if error.code() == KafkaError._PARTITION_EOF:
             copy.saw_end(offset)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            self._drop(copy.slot)  # the log changed under us: look again where to begin
-            self._opening[copy.slot] = copy.owned
+            self._opening[copy.slot] = copy.owned  # the log changed under us: look again where to begin
+            self._drop([copy.slot])
         elif error.code() not in TRANSIENT_READS:
             self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
 
     def _store(self) -> None:
         now = _now_ms()
         unwritten: KpsplitError | None = None
+        done: list[tuple[Copy, OwnedState]] = []
         for copy in list(self._copies.values()):
             try:
                 self._write(copy, now)
@@ -376,8 +422,10 @@ class Follower:
             if copy.owned is not None:
                 copy.owned.position = copy.position
                 if copy.restored:
-                    self._drop(copy.slot)
-                    copy.owned.marker = copy.marker  # from here on it is the owner's to write
+                    done.append((copy, copy.owned))
+        self._drop([copy.slot for copy, _ in done])
+        for copy, owned in done:
+            owned.marker = copy.marker  # from here on it is the owner's to write
         if unwritten is not None:
             raise unwritten
 
@@ -388,7 +436,7 @@ class Follower:
             copy.marker, copy.waiting, copy.at_end = marker, {}, False
 
     def _give_up(self, copy: Copy, error: KpsplitError) -> None:
-        self._drop(copy.slot)
+        self._drop([copy.slot])
         self._fail(copy.owned, error)
 
     def _fail(self, owned: OwnedState | None, error: KpsplitError) -> None:
@@ -401,6 +449,7 @@ class Follower:
         waiting = [*self._opening.values(), *(copy.owned for copy in self._copies.values())]
         self._opening.clear()
         self._copies.clear()
+        self._paused.clear()
         for owned in waiting:
             self._fail(owned, error)
         with suppress(KafkaException):

@@ -4,14 +4,15 @@ The engine's calls, in the order of a slot's life: ``taken`` when it was assigne
 says True, before any record of the slot is handed out; ``attempt`` around each try of a handler;
 ``before_commit`` at every commit, after the moment when the positions to be committed are fixed; ``released``
 after the last commit, or at once when the slot was lost, or when its records will be handed out again (then
-``taken`` as above). After each rebalance ``assigned`` gives the group's assignment. Nothing waits for long,
-except ``StateCommit.write`` and ``flush``, which come from a thread that may wait.
+``taken`` as above). Before the group is joined ``joins`` is asked until it says True. After each rebalance
+``assigned`` gives the group's assignment. Nothing waits for long, except ``StateCommit.write`` and ``flush``,
+which come from a thread that may wait.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -93,6 +94,40 @@ class SlotId:
         return cls(data[2 : 2 + length].decode("ascii"), partition, index, slots)
 
 
+@dataclass(frozen=True, slots=True)
+class JoinPolicy:
+    """When a member whose copies are to be warm joins its group; pure.
+
+    Args:
+        seconds: so long it waits at most; 0: not at all.
+        max_lag: so many changelog records a copy may lack.
+    """
+
+    seconds: float
+    max_lag: int
+
+    def reason(
+        self, others: Collection[SlotId] | None, lags: Mapping[SlotId, int | None], waited: float
+    ) -> str:
+        """Return why the member joins now; empty: it waits.
+
+        Args:
+            others: the slots that members go on with meanwhile; None: not known yet.
+            lags: what is followed, and what each copy lacks (None: not known yet). What is not followed
+                has a changelog that cannot be read: waiting would not help.
+            waited: for so many seconds.
+        """
+        if others is not None and not others:
+            return "no other member goes on with slots of its topics"
+        if waited >= self.seconds:
+            return f"its copies are not warm after {waited:.1f} s"
+        if others is None:
+            return ""
+        lacking = [lags[slot] for slot in others if slot in lags]
+        warm = all(lag is not None and lag <= self.max_lag for lag in lacking)
+        return "its copies are warm" if warm else ""
+
+
 class StateCommit(Protocol):
     """The part that state has in one commit: there are two ways through it.
 
@@ -144,7 +179,14 @@ class StateHooks(Protocol):
 
     @property
     def standbys(self) -> int:
-        """How many other members keep a warm copy; without one ``assigned`` is not needed."""
+        """How many other members keep a warm copy of each slot."""
+
+    @property
+    def warm_seconds(self) -> float:
+        """How long a member may wait for warm copies before it joins; 0: it joins at once.
+
+        Without this and without ``standbys`` neither ``joins`` nor ``assigned`` is needed.
+        """
 
     def bind(self, group: str, connection: Connection) -> None:
         """A Consumer of a group, with a connection, begins to use the store.
@@ -191,6 +233,14 @@ class StateHooks(Protocol):
 
     def released(self, slots: Iterable[OwnedSlot]) -> None:
         """Slots are owned no more; what waits of them is dropped."""
+
+    def joins(self, others: Iterable[OwnedSlot] | None, waited: float) -> bool:
+        """Return whether a member that waits to join joins now; follow the slots of others until then.
+
+        Args:
+            others: the slots that members go on with meanwhile; None: not known yet.
+            waited: for so many seconds.
+        """
 
     def assigned(self, members: Mapping[str, Iterable[OwnedSlot]], me: str) -> None:
         """Give the slots of every member; which member keeps which warm copy follows from them."""

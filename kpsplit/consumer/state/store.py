@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -27,7 +28,7 @@ from kpsplit.consumer.state.slot_state import (
     WorkAttempt,
     current_work,
 )
-from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.slots import JoinPolicy, SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
@@ -38,6 +39,9 @@ from kpsplit.splitter.records.keys import changelog_topic
 
 MAX_PENDING_BYTES = 64 << 20
 KEEP_SECONDS = 7 * 86_400.0
+WARM_LAG = 1000
+
+log = logging.getLogger(__name__)
 
 _live: weakref.WeakSet[StateStore] = weakref.WeakSet()
 
@@ -58,6 +62,9 @@ class StateStore:
             group are used, and the directory is opened when the Consumer is made.
         group: the consumer group, if ``config`` does not name it.
         standbys: how many other members keep a warm copy of each slot.
+        warm_seconds: how long, at most, a member that is about to join its group follows the changelogs of
+            the group's slots before. The other members go on with the slots until then. 0: it joins at once.
+        warm_lag: a copy is warm when it lacks so many changelog records at most.
         max_pending_bytes: of writes that wait for a commit; above it ``wants_commit`` says so.
         keep_seconds: how long the local state of slots that do not come back is kept.
 
@@ -79,14 +86,21 @@ class StateStore:
         *,
         group: str | None = None,
         standbys: int = 0,
+        warm_seconds: float = 0.0,
+        warm_lag: int = WARM_LAG,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
         if standbys < 0:
             raise ConfigurationError(f"standbys is {standbys}", hint="give 0 or more")
+        if warm_seconds < 0 or warm_lag < 0:
+            raise ConfigurationError(
+                f"warm_seconds is {warm_seconds}, warm_lag is {warm_lag}", hint="give 0 or more"
+            )
         self._directory = Path(directory)
         self._group = group or str((config or {}).get("group.id") or "")
         self._standbys = standbys
+        self._join_policy = JoinPolicy(warm_seconds, warm_lag)
         self._max_pending_bytes = max_pending_bytes
         self._keep_seconds = keep_seconds
         self._lock = Lock()
@@ -197,6 +211,11 @@ class StateStore:
         """How many other members keep a warm copy of each slot."""
         return self._standbys
 
+    @property
+    def warm_seconds(self) -> float:
+        """How long a member may wait for warm copies before it joins its group."""
+        return self._join_policy.seconds
+
     def bind(self, group: str, connection: Connection) -> None:
         """Serve a Consumer of a group from now on; a store without a configuration uses its connection.
 
@@ -298,6 +317,26 @@ class StateStore:
                     else:
                         self._follower.leave(slot)
 
+    def joins(self, others: Iterable[OwnedSlot | SlotId] | None, waited: float) -> bool:
+        """Return whether a member that waits to join joins now; see ``JoinPolicy``.
+
+        It follows the slots of others until then: which of them it will get is not known. When it has joined,
+        ``assigned`` leaves those that it keeps no copy of.
+        """
+        with self._lock:
+            if self._unusable is not None:
+                raise self._unusable
+            # One that was assigned by hand has its owner, and one writer.
+            wanted = None if others is None else frozenset(map(SlotId.of, others)) - self._owned.keys()
+            for slot in (wanted or frozenset()) - self._warm:
+                self._follower.follow(slot, None)
+            self._warm |= wanted or frozenset()
+            reason = self._join_policy.reason(wanted, self._follower.lags(), waited)
+        if reason:
+            level = logging.WARNING if waited >= self.warm_seconds else logging.INFO
+            log.log(level, "kpsplit: this member joins its group: %s", reason)
+        return bool(reason)
+
     def assigned(self, members: Mapping[str, Iterable[OwnedSlot | SlotId]], me: str) -> None:
         """Follow the slots of which this member is to keep a warm copy, by the group's whole assignment."""
         owners = {SlotId.of(slot): member for member, slots in members.items() for slot in slots}
@@ -322,9 +361,11 @@ class StateStore:
         owned = list(self._owned.values())
         follower = self._follower if self._opened else None
         error = follower.last_error if follower else None
+        lags = follower.lags() if follower else {}
         return {
             "slots": {str(o.slot): _progress(o) for o in owned},
             "standbys": {str(slot): at for slot, at in follower.warm().items()} if follower else {},
+            "lags": {str(slot): lag for slot, lag in lags.items() if slot not in self._owned},
             "pending_bytes": self._pending_bytes(),
             "counts": dict(follower.counts) if follower else {},
             "last_error": None if error is None else str(error),

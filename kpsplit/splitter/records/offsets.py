@@ -235,6 +235,22 @@ def parse_offset_key(data: bytes | None) -> BoundaryKey | CommitKey:
     return BoundaryKey(parent, range_) if group is None else CommitKey(group, parent, range_)
 
 
+_KEY_START = b'{"group":'
+
+
+def key_start(group: str) -> bytes:
+    """Return what the keys of a group's commits begin with."""
+    return encode({"group": group})[:-1] + b","
+
+
+def is_of_others(key: bytes, own: bytes) -> bool:
+    """Return whether a key cannot be of the group with this ``key_start``, by its first bytes.
+
+    A log is of many groups, and a new owner reads all of it: to parse every key would take seconds.
+    """
+    return key.startswith(_KEY_START) and not key.startswith(own)
+
+
 def check_partition(key: BoundaryKey | CommitKey, partition: int | None, count: int) -> None:
     """Raise RecordError for a record in another partition of the log than its key's."""
     if partition != offsets_partition(key.parent, count):
@@ -283,6 +299,8 @@ def read_commit(key: CommitKey, data: bytes) -> RangeCommit | NewerCommit:
 
 def decode_bookmark(text: str) -> Bookmark:
     """Raise RecordError if malformed, FutureVersionError if a newer kpsplit made it."""
+    if not isinstance(text, str):
+        raise RecordError(f"a bookmark is a text, not {type(text).__name__}")
     fields = decode(text.encode(errors="replace"), "bookmark", VERSION)
     parent, topic_id = place_field(fields), fields.text("topic_id", 100)
     cursors = fields.objects("pieces", _piece)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
@@ -13,14 +12,12 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.control.subtopics import reordered
-from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.kafka_python import reassign
+from kpsplit.kafka.kafka_python import KafkaPythonError, ask_kafka_python, reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASK_SECONDS = 5.0
-TOOL_SECONDS = 120.0
 POLL_SECONDS = 0.2
 QUIET = {"log_level": 0}
 
@@ -74,23 +71,40 @@ class Brokers:
         leader = int(found["topics"][0]["partitions"][0]["leader_id"])
         return leader if leader >= 0 else None
 
-    def throttle(self, bytes_per_second: int | None) -> None:
-        """Set, or take away (None), the quota of every client, by Kafka's own tool.
+    def throttle(self, bytes_per_second: int | None, seconds: float) -> None:
+        """Set, or take away (None), the quota of every client; ask again until a broker has done it.
 
         Raises:
-            KpsplitError: the tool failed.
+            DeadlineExceededError: none does in time.
         """
-        if bytes_per_second is None:
-            change = ["--delete-config", "producer_byte_rate,consumer_byte_rate"]
-        else:
-            rate = bytes_per_second
-            change = ["--add-config", f"producer_byte_rate={rate},consumer_byte_rate={rate}"]
-        kafka = KafkaRuntime.find(heap_mb=128, log_level="ERROR")
-        who = ["--bootstrap-server", self._bootstrap, "--entity-type", "clients", "--entity-default"]
-        command = kafka.command("kafka.admin.ConfigCommand", *who, "--alter", *change)
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS)
-        if ended.returncode != 0:
-            raise KpsplitError(f"quotas cannot be set: {(ended.stderr or ended.stdout)[-500:]}")
+        deadline = Deadline(seconds)
+        while (refused := self._set_quotas(bytes_per_second)) is not None:
+            deadline.check(f"quotas to be set ({refused})")
+            deadline.pause(POLL_SECONDS)
+
+    def _set_quotas(self, bytes_per_second: int | None) -> str | None:
+        """Ask a broker for it; return why it did not. kafka-python has the request, no method for it."""
+        from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
+
+        data = AlterClientQuotasRequest.EntryData
+        change = {"remove": True} if bytes_per_second is None else {"value": float(bytes_per_second)}
+        names = ("producer_byte_rate", "consumer_byte_rate")
+        every = data.EntityData(entity_type="client-id", entity_name=None)
+        entry = data(entity=[every], ops=[data.OpData(key=name, **change) for name in names])
+        request = AlterClientQuotasRequest(entries=[entry], validate_only=False)
+
+        def question(client: Any) -> Any:
+            async def ask() -> Any:
+                return await client._manager.send(request)
+
+            return client._manager.run(ask)
+
+        try:
+            answer = ask_kafka_python(self._connection.properties, "chaos-quotas", ASK_SECONDS, question)
+        except KafkaPythonError as error:
+            return str(error)
+        codes = [found.error_code for found in answer.entries if found.error_code]
+        return f"error {codes[0]}" if codes else None
 
     def await_in_sync(self, replicas: int, seconds: float) -> None:
         """Return when every partition has a leader and all its replicas.

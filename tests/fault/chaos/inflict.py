@@ -132,9 +132,9 @@ class Inflictor:
 
     def _throttle(self, fault: Fault) -> None:
         with self._hurting(fault):
-            self._brokers.throttle(THROTTLED_TO)
+            self._brokers.throttle(THROTTLED_TO, HEAL_SECONDS)
             time.sleep(fault.hold)
-            self._brokers.throttle(None)
+            self._brokers.throttle(None, HEAL_SECONDS)
 
     def _strike(self, kind: Kind) -> None:
         """Note where the operation under way stands."""
