@@ -101,6 +101,11 @@ class Metadata:
         over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
         return subscribed(topic, enrolment, lease_over=over)
 
+    def returns(self, topic: str) -> bool:
+        """Return whether a topic returns to plain clients, or has returned."""
+        recorded = self.view.recorded(topic)
+        return recorded is not None and recorded.returning
+
     def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
         """Return a partition's state; that of a topic that is not enrolled is unsplit.
 

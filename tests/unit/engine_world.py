@@ -25,6 +25,7 @@ from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import State
+from kpsplit.consumer.metadata import Metadata as Views
 from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
@@ -170,6 +171,9 @@ class Metadata:
 
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
+
+    def returns(self, topic: str) -> bool:
+        return Views.returns(self, topic)  # type: ignore[arg-type]
 
     def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
         return PartitionState.unsplit(parent, "id")

@@ -162,6 +162,12 @@ class AssignedSlots:
             self._by_slot.pop(assigned.slot, None)
         self._order()
 
+    def share(self, modes: Mapping[str, Mode]) -> None:
+        """Share slots that are not started as the group's topics are shared now; MOVING where one is gone."""
+        for assigned in self.on((SlotStage.WANTED,)):
+            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
+        self._order()
+
     def _order(self) -> None:
         self._along_lineage = {h.parent for h in self._by_slot.values() if not h.mode.plain}
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
@@ -191,9 +197,9 @@ class AssignedSlots:
     def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
-        if ahead is None and assigned.mode is Mode.WHOLE and len(cursors) > 1:
-            # A partition that returns to plain clients: one offset must say it all, as theirs does.
-            return (least(lineage, cursors),)
+        whole = assigned.mode is Mode.WHOLE and len(cursors) > 1
+        if whole and ahead is None and self.metadata.returns(assigned.parent.topic):
+            return (least(lineage, cursors),)  # one offset must say it all, as plain clients' does
         return tuple(ahead.furthest(cursors, lineage) if ahead else (c.settled(lineage) for c in cursors))
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
@@ -307,10 +313,6 @@ class AssignedSlots:
             assigned.stage = SlotStage.LEAVING if assigned.in_sink else SlotStage.STOPPED
         self.reader.disown(working)
         return working
-
-    def finished(self, working: Iterable[OwnedSlot]) -> bool:
-        """Hand out nothing more of slots; return whether no record of them is being worked on."""
-        return self.sink.release(working)
 
     def start_anew(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Have slots start again from what the log says; of those that leave nothing more is committed."""
