@@ -154,9 +154,6 @@ class Unenroller:
         partitions = self._partitions()
         yield from partitions
         if unfinished is None and not any(partitions):
-            for group in readers_of_topics(self._admin, {recorded.slots_topic}, self._deadline):
-                text = f"members of group {group} share topic {self._topic} by slots"
-                yield Check(GROUPS, False, text, "let them read on to the end, and stop them")
             readers = readers_of(self._admin, self._topic, recorded, self._deadline)
             yield from self._groups(recorded, frozenset(readers))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -18,15 +18,21 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
-from kpsplit.errors import CheckFailedError, ConflictError, UsageError
+from kpsplit.clock import Deadline
+from kpsplit.errors import CheckFailedError, ConflictError, FencedError, UsageError
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.partition_state import Freeze, Prepare
+from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.keys import changelog_topic, slots_topic
+from kpsplit.splitter.steps import numbered
+from tests.broker.consuming import Log, Member, drain, reading, shared, values, wait_for
 from tests.broker.consuming import consumer as member_of
-from tests.broker.consuming import drain, shared, values, wait_for
 from tests.broker.operating import DiedError, dying_after, merge, records, split, state_of, step_back
-from tests.broker.test_slots_change import topics
+from tests.broker.sleeping import SHORT_SESSION_MS, Sleeper
+from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -154,6 +160,8 @@ def test_a_producer_that_lives_on_stops_stamping_in_order_and_goes_on_with_its_n
         shared(operations, topic, slots=2)
         wait_for(lambda: send(-1) or producer.layout_stats().partitions, "it to stamp again")
         assert producer.flush(60) == 0
+        operations.split(parent, 2, even=True, force=True)
+        assert merge(operations, parent).epoch == 2
         assert [r.topics for r in mine()] == [(topic,)]
         numbers = producer.layout_stats().partitions[str(parent)].next_sequence
         assert numbers > first_plain, "they go on"
@@ -238,6 +246,114 @@ def retired(operations: Admin, parent: PhysicalPartition) -> bool:
     return not state_of(operations, parent).to_retire()
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without_losing_an_order(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
+) -> None:
+    topic, log = make_topic(2), Log()
+    parent, name = shared(operations, topic, slots=2), f"g-{topic}"
+    with Writing(bootstrap, topic) as writing:
+        with group(bootstrap, topic, log, "ab", **settings(protocol)) as members:
+            wait_for(lambda: sum(len(reading(m)) for m in members) == 4, "the group to read by slots")
+            split(operations, parent, 3)
+            wait_for(lambda: log.distinct() > 200, "records of the phantoms")
+            merge(operations, parent)
+            operations.retire(parent, wait_seconds=60)
+            assert operations.unenrol(topic, wait_seconds=30).left
+            known = writing.count
+            wait_for(lambda: log.distinct() > known + 100, "records after the return")
+        with plain(bootstrap, name, topic) as consumer:
+            wait_for(lambda: _add(log, consumer) and log.distinct() > known + 300, "plain members to go on")
+            last = writing.count
+            wait_for(lambda: _add(log, consumer) and log.distinct() >= last, "all records of then")
+    assert not writing.failed
+    for key, expected in writing.sent.items():
+        found = list(dict.fromkeys(log.by_key[key]))
+        assert found == expected[: len(found)], key
+    assert log.duplicates() == 0, log.handed_out_again()
+    assert not trouble(operations, topic)
+
+
+def test_members_start_close_and_are_killed_at_each_step_of_a_return(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    """The operator dies after each step, too. What a killed member had not committed comes again."""
+    topic, log, taken = make_topic(2), Log(), set[str]()
+    shared(operations, topic, slots=2)
+    name, often = f"g-{topic}", {"session_timeout_ms": SHORT_SESSION_MS, "auto_commit_interval_ms": 300}
+    with ExitStack() as stack:
+
+        def starts(who: str) -> Member:
+            member = Member(bootstrap, name, [topic], log, who)
+            member.start()
+            stack.callback(member.stop)
+            return member
+
+        with Writing(bootstrap, topic) as writing:
+            member = starts("first")
+            for step in STEPS:
+                with Sleeper(bootstrap, name, topic, "poll", **often) as child:
+                    child.order("go")
+                    wait_for(lambda child=child: child.values, f"records before {step}")  # type: ignore[misc]
+                    with pytest.raises(DiedError):
+                        operations.unenrol(topic, dying_after(step))
+                taken.update(child.values)
+                before, member = member, starts(step)
+                before.stop()
+            assert operations.unenrol(topic).left
+        sent = {value.decode() for found in writing.sent.values() for value in found}
+        wait_for(lambda: log.values() | taken >= sent, "all records")
+    assert not writing.failed
+    for key, expected in writing.sent.items():
+        found = dict.fromkeys(log.by_key[key])
+        assert list(found) == sorted(found, key=expected.index), key
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for number in range(3):
+            producer.produce(topic, b"%d" % number, b"key")
+        assert producer.flush(60) == 0
+    with plain(bootstrap, name, topic) as consumer:
+        assert take(consumer, 3) == [b"0", b"1", b"2"]
+    assert not trouble(operations, topic)
+
+
+def _add(log: Log, consumer: confluent_kafka.Consumer) -> bool:
+    message = consumer.poll(0.1)
+    if message is not None:
+        assert message.error() is None, message.error()
+        log.add(message, "plain")
+    return True
+
+
+def test_an_operator_that_claims_after_the_return_began_splits_nothing(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic, connection = make_topic(1), Connection({"bootstrap.servers": bootstrap})
+    parent = shared(operations, topic, slots=2)
+    plan = operations.plan_split(parent, 2, even=True)
+    state = state_of(operations, parent)
+    prepare = Prepare(numbered(plan.attempt("tests", 5000), state))
+    with (
+        closing(OperationLog(connection, parent)) as early,
+        closing(OperationLog(connection, parent)) as late,
+    ):
+        early.peek(Deadline(60))
+        early.claim(Deadline(60))
+        with pytest.raises(DiedError):
+            operations.unenrol(topic, dying_after("ClaimAll"))
+        with pytest.raises(FencedError):
+            early.record(state, Freeze("late"), Deadline(60))
+        late.peek(Deadline(60))
+        late.claim(Deadline(60))
+        with pytest.raises(ConflictError, match="being returned to plain clients") as caught:
+            late.record(state, prepare, Deadline(60))
+    assert caught.value.changed is False
+    assert state_of(operations, parent) == state
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.raises(CheckFailedError, match="being returned to plain clients"):
+        operations.run(plan, max_pause_ms=5000)
+    assert operations.unenrol(topic).left
+
+
 def test_a_split_that_came_in_between_is_merged_and_the_return_goes_on(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -292,3 +408,36 @@ def test_the_command_line_says_what_forbids_a_return_and_merges_and_retires_firs
     assert [said.index(step) for step in steps] == sorted(said.index(step) for step in steps)
     code, said, _ = run(bootstrap, "unenroll", topic, "--yes")
     assert code == 0, "once more: nothing is left to do"
+
+
+def test_a_group_that_stands_apart_or_before_the_merge_is_named_and_nothing_is_changed(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(1)
+    parent, name = shared(operations, topic, slots=2), f"g-{topic}"
+    known = operations.view().enrolments[topic]
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for number in range(20):
+            producer.produce(topic, b"%d" % number, b"key-%d" % number)
+        assert producer.flush(60) == 0
+        with closing(member_of(bootstrap, name)) as member:
+            member.subscribe([topic])
+            drain(member, 20)
+        operations.split(parent, 2, even=True, force=True)
+        for number in range(20):
+            producer.produce(topic, b"%d" % number, b"key-%d" % number)
+        assert producer.flush(60) == 0
+        merge(operations, parent)
+        operations.retire(parent, force=True)
+    start = state_of(operations, parent).lineage.open_segments()[0].start
+    remedy = f"kpsplit seek {parent} --group {name}, or remove it: kpsplit forget {topic} --group {name}"
+    for command in (["--yes"], ["--yes", "--wait", "1s"]):
+        code, said, _ = run(bootstrap, "unenroll", topic, *command)
+        assert (
+            code == 3 and f"group {name} in {parent}: it stands before the latest merge, at {start}" in said
+        )
+        assert remedy in said and "nothing was changed" in said
+    assert operations.view().enrolments[topic] == known
+    code, said, _ = run(bootstrap, "forget", topic, "--group", name, "--yes")
+    assert code == 0, said
+    assert isinstance(operations.unenrol(topic), Enrolment)

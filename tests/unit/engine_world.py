@@ -176,7 +176,8 @@ class Metadata:
         return Views.returns(self, topic)  # type: ignore[arg-type]
 
     def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
-        return PartitionState.unsplit(parent, "id")
+        plain = self.subscribed(parent.topic).mode.plain and not left
+        return PartitionState.unsplit(parent, "" if plain else "id")
 
     def turn(self) -> None:
         if self.failure is not None:
@@ -202,6 +203,8 @@ class Reader:
         self.owned: dict[OwnedSlot, Cursor] = {}
         self._due: deque[Batch] = deque()
         self.written = 0
+        self.updated: list[tuple[str, bool]] = []
+        """The topic ids of the views that were given, and whether something was read then."""
 
     def write(self, *messages: Message) -> None:
         """Records arrive; they belong to every slot that is owned when they are read."""
@@ -210,7 +213,7 @@ class Reader:
         self._due.append(Batch(PARENT, segment, (), start, self.written, list(messages), 10))
 
     def update(self, state: PartitionState) -> None:
-        pass
+        self.updated.append((state.topic_id, bool(self.owned)))
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
         self.owned[slot] = cursor

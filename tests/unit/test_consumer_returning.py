@@ -34,6 +34,7 @@ def says(world: World, number: int) -> Enrolment:
     )
     view.enrolments.pop(TOPIC, None)
     (view.left if recorded.left else view.enrolments)[TOPIC] = recorded
+    world.metadata.position += 1
     return recorded
 
 
@@ -121,6 +122,8 @@ def test_a_member_that_sees_the_last_record_first_hands_over_by_the_state_of_bef
         world.polls(lambda: wanted and PARTITION in world.reader.owned, "the partition as a plain one")
         assert {str(c) for c in world.group_offsets.commits} == {str({WHOLE: 1})}
         assert [w.mode for w in wanted] == [Mode.PLAIN]
+        assert ("", True) not in world.reader.updated, "what is read along a lineage is judged by it"
+        assert world.engine.call(lambda: world.slots.state(PARENT).topic_id) == "", "and no longer than that"
 
 
 def test_an_idle_member_commits_one_place_though_the_slots_were_committed_apart() -> None:

@@ -157,7 +157,7 @@ def test_groups_are_waited_for_until_they_have_released_their_slots_and_stand_at
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = Cluster(monkeypatch, APART, APART, APART, TOGETHER)
-    cluster.sharing, cluster.readers = ["g"], [[], ["g"], ["g"]]
+    cluster.sharing, cluster.readers = ["g"], [["g"], ["g"]]
     assert cluster.run().left
     waits = ["group g to release the slots of orders", f"group g in {PARENT}: its key ranges stand apart"]
     assert cluster.done == [*ALL[:4], waits[0], ALL[4], waits[1], *ALL[5:]]
@@ -186,13 +186,6 @@ def test_a_stopped_group_that_stands_apart_forbids_the_return_and_nothing_is_cha
             cluster.run(patience)
         assert caught.value.changed is False
     assert cluster.recorded == ENROLLED and not [d for d in cluster.done if d.startswith("record")]
-
-
-def test_a_group_whose_members_have_slots_forbids_the_return(cluster: Cluster) -> None:
-    cluster.readers = [["g"]]
-    with pytest.raises(CheckFailedError, match="members of group g share topic orders by slots"):
-        cluster.run()
-    assert not cluster.done
 
 
 def test_a_group_may_be_waited_for_before_anything_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

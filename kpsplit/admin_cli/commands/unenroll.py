@@ -46,9 +46,10 @@ _ACTS = {
 def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes: bool) -> None:
     """Lead a topic back to plain clients.
 
-    Producers that use kpsplit go on meanwhile, and stop stamping. Groups that use it are stopped first, when
-    they have read to the end. Then the slots topic and the range commits are gone, and each group has right
-    ordinary offsets. Waits for two leases. If it is broken off, run it again: it goes on.
+    Groups and producers that use kpsplit go on meanwhile: members change from slots to partitions, producers
+    stop stamping. Then the slots topic and the range commits are gone, and each group has right ordinary
+    offsets. Waits for two leases, and until each group has followed. If it is broken off, run it again: it
+    goes on.
 
     A split partition is merged and its sub-topics are retired first. It is refused while a group keeps state
     of the topic, stands before the latest merge, or has stopped with its key ranges apart. It takes the right

@@ -103,20 +103,15 @@ class FetchState:
         self._at_end: dict[PhysicalPartition, int] = {}
         """Where reading stood when a log's end was read: after a seek back it has not been read."""
 
-    def anew(self, state: PartitionState | None = None) -> FetchState:
-        """Return one that has read nothing, and owns no slot, maybe by another view."""
-        view = state or self.state
-        new = FetchState(view, self._next_request_id, self._report, self._on_gap, self._wrap_all)
+    def anew(self) -> FetchState:
+        """Return a state that has read nothing, and owns no slot, after an exception came between."""
+        new = FetchState(self.state, self._next_request_id, self._report, self._on_gap, self._wrap_all)
         new.tally, new._paused, new._notices = self.tally, self._paused, self._notices
         new._said = self._said
         new.changed = True
         return new
 
     # what is known and owned
-
-    @property
-    def owns_nothing(self) -> bool:
-        return not self._cursors
 
     @property
     def parent(self) -> PhysicalPartition:

@@ -120,10 +120,7 @@ class SlotReader:
         """Take the newest view of a logical partition. Needed before a slot of it is owned."""
         known = self._partitions.get(state.parent)
         if known is not None:
-            if known.owns_nothing and known.state != state:  # that of a topic that is left goes back
-                self._partitions[state.parent] = known.anew(state)
-            else:
-                known.update(state)
+            known.update(state)
             return
         self._partitions[state.parent] = FetchState(
             state, lambda: next(self._tickets), self._report, self._on_gap, self._wrap_all
@@ -341,10 +338,9 @@ class SlotReader:
         coming: dict[PhysicalPartition, int],
     ) -> None:
         wanted = {s: at for s, at in fetch_state.wanted().items() if self._may_read(fetch_state, s, at)}
-        for source in [s for s, owner in self._owners.items() if owner.parent == fetch_state.parent]:
+        for source in [s for s, owner in self._owners.items() if owner is fetch_state]:
             at = wanted.get(source)
             if at is not None and self._reads_on(fetch_state, source, at):
-                self._owners[source] = fetch_state
                 self._look_behind(fetch_state, source)
                 del wanted[source]
                 continue
