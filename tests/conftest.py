@@ -96,10 +96,14 @@ def kafka_runtime() -> KafkaRuntime:
         pytest.skip(f"no embedded cluster: {error}")
 
 
+PATIENT = {"broker.session.timeout.ms": "30000", "controller.quorum.fetch.timeout.ms": "20000"}
+"""No broker is taken for dead because the machine is busy: what runs beside takes its processors for seconds."""
+
+
 @pytest.fixture(scope="session")
 def cluster(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
     """Three brokers, for all tests of this process that leave them as they are."""
-    with DevCluster(brokers=3) as running:
+    with DevCluster(brokers=3, extra_properties=PATIENT) as running:
         yield running
 
 
