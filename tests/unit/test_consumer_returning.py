@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +137,39 @@ def test_an_idle_member_commits_one_place_though_the_slots_were_committed_apart(
         world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
         world.polls(lambda: world.group_offsets.commits, "a commit")
         assert world.group_offsets.commits[0] == {WHOLE: 0}
+
+
+def test_a_member_commits_the_place_where_it_begins_a_partition_without_a_commit() -> None:
+    with World(auto_commit_interval_ms=10) as world:
+        begins = SlotStart((Cursor(WHOLE, {0: 5}),))
+        world.group_offsets.starts = lambda asked, me: [begins for _ in asked]  # type: ignore
+        says(world, 2)
+        world.subscribe()
+        world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
+        world.polls(lambda: world.group_offsets.commits, "a commit")
+        assert world.group_offsets.commits[0] == {WHOLE: 5}
+
+
+def test_an_application_that_commits_by_itself_does_so_inside_on_revoke() -> None:
+    with World(enable_auto_commit=False) as world:
+        wanted = returned(world)
+        world.reader.write(record(0), record(1))
+        world.take(2)
+
+        def commit() -> None:
+            calls, future = world.calls, Future[Any]()
+            handed_out = calls.handed_out(world.buffer.mark())
+            world.engine.ask(lambda: calls.commit(handed_out, future)).result(10)
+            future.result(10)
+
+        world.inside["revoke"] = commit
+        says(world, 3)
+        world.polls(lambda: held_as(world, Mode.MOVING), "the hand-over")
+        assert world.group_offsets.commits == [{WHOLE: 2}]
+        world.inside.clear()
+        says(world, 4)
+        world.polls(lambda: wanted and PARTITION in world.reader.owned, "the partition as a plain one")
+        assert world.group_offsets.commits == [{WHOLE: 2}]
 
 
 @pytest.mark.parametrize(("number", "alone"), [(2, True), (4, True), (0, False)])
