@@ -31,7 +31,7 @@ from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.group_slots import OwnedSlot, subscribed
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, subscribed
 from kpsplit.splitter.key_range import key_hash, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -172,8 +172,8 @@ class Metadata:
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
 
-    def returns(self, topic: str) -> bool:
-        return Views.returns(self, topic)  # type: ignore[arg-type]
+    def returning(self, topic: str, mode: Mode) -> bool:
+        return Views.returning(self, topic, mode)  # type: ignore[arg-type]
 
     def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
         plain = self.subscribed(parent.topic).mode.plain and not left

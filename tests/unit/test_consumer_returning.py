@@ -18,7 +18,9 @@ from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import PARENT, SLOTS, TOPIC, World, record, slot
+from tests.unit.lane_samples import keys_in
 from tests.unit.test_consumer_slots_change import pass_turns
+from tests.unit.test_run_engine import Scene, message
 
 PARTITION = OwnedSlot(PARENT, 0, 1)
 FORMER = frozenset(PhysicalPartition(slots_topic(TOPIC), number) for number in range(SLOTS))
@@ -172,9 +174,34 @@ def test_an_application_that_commits_by_itself_does_so_inside_on_revoke() -> Non
         assert world.group_offsets.commits == [{WHOLE: 2}]
 
 
+def test_workers_do_first_what_was_read_so_that_nothing_is_done_again() -> None:
+    """A plain partition is committed at one place: what one worker has done beyond it would come again."""
+    low, high = (keys_in(half, 1)[0] for half in WHOLE.split_evenly(2))
+    with World() as world:
+        says(world, 2)
+        scene = Scene(world, TopicPartition(TOPIC, 0))
+        scene.attach(scene.attached)
+        world.reader.write(message(0, low), message(1, high), message(2, high))
+        slow = scene.take()
+        scene.work_queue.done(scene.take())
+        says(world, 3)
+        world.until(lambda: not world.reader.owned, "reading to stop")
+        pass_turns(world, 5)
+        assert held_as(world, Mode.WHOLE) and ("revoke", [0]) not in world.told
+        scene.work_queue.done(scene.take())
+        pass_turns(world, 5)
+        assert held_as(world, Mode.WHOLE)
+        scene.work_queue.done(slow)
+        world.polls(lambda: held_as(world, Mode.MOVING), "the hand-over")
+        assert world.group_offsets.commits[-1] == {WHOLE: 3}
+
+
+@pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize(("number", "alone"), [(2, True), (4, True), (0, False)])
-def test_lanes_are_committed_as_one_place_only_where_the_topic_returns(number: int, alone: bool) -> None:
-    """Where no slots topic was ever made each piece is committed where it stands."""
+def test_lanes_are_committed_as_one_place_only_where_the_topic_returns(
+    number: int, alone: bool, final: bool
+) -> None:
+    """The next owner is told all, and brings them to one place. Where no slots topic ever was they stay."""
     with World() as world:
         returned(world)
         (held,) = world.slots
@@ -187,6 +214,8 @@ def test_lanes_are_committed_as_one_place_only_where_the_topic_returns(number: i
             )
         low, high = WHOLE.split_evenly(2)
         lanes = (Cursor(low, {0: 3}), Cursor(high, {0: 5}))
+        held.final = final
+        alone = alone and not final
         assert world.slots.settled(held, lanes) == ((Cursor(WHOLE, {0: 3}),) if alone else lanes)
 
 

@@ -203,12 +203,15 @@ class Membership:
         """Share slots that are not started yet as their topics are shared now.
 
         Partitions that were read as wholes and are not any more are handed over to this member itself: it
-        commits in their present way, and begins in the new one (protocol, section 10.16).
+        commits in their present way, and begins in the new one (protocol, section 10.16). Workers do first
+        what was read: a plain partition has one place, and what they have done beyond it would come again.
         """
         modes = {t.group_topic: t.mode for t in topics}
         self._slots.share(modes)
         whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand]
-        self._let_go_of([h for h in whole if modes.get(h.place.topic, h.mode) is not h.mode])
+        over = [h for h in whole if modes.get(h.place.topic, h.mode) is not h.mode]
+        sink = self._slots.sink
+        self._let_go_of([h for h in over if not h.in_sink or sink.level(h.slot)])
 
     def _let_go_of(self, leaving: list[AssignedSlot]) -> None:
         """Hand over slots that the coordinator does not take away."""

@@ -197,8 +197,8 @@ class AssignedSlots:
     def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
-        whole = assigned.mode is Mode.WHOLE and len(cursors) > 1
-        if whole and ahead is None and self.metadata.returns(assigned.parent.topic):
+        apart = ahead is None and not assigned.final and len(cursors) > 1
+        if apart and self.metadata.returning(assigned.parent.topic, assigned.mode):
             return (least(lineage, cursors),)  # one offset must say it all, as plain clients' does
         return tuple(ahead.furthest(cursors, lineage) if ahead else (c.settled(lineage) for c in cursors))
 
@@ -218,11 +218,10 @@ class AssignedSlots:
         """Return a logical partition as a commit of cursors takes it; ``moved``: see ``Processed``."""
         mine = self.of(parent)
         ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
-        written = [c for h in mine for c in cursors.get(h.slot, ())]
-        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
+        written = tuple(c for h in mine for c in cursors.get(h.slot, ()))
+        unchanged = tuple(c for h in mine if h.slot not in cursors for c in h.committed)
         first, epochs = next(h for h in mine if h.slot in cursors), self.epochs.of(parent, written)
-        pieces = tuple(written), tuple(unchanged)
-        return Processed(self.state(parent), first.mode, *pieces, first.place, epochs, ranges)
+        return Processed(self.state(parent), first.mode, written, unchanged, first.place, epochs, ranges)
 
     def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
         """Return what a commit says in the terms of applications: one logical offset per partition.
@@ -289,9 +288,10 @@ class AssignedSlots:
             self.hold(assigned)
 
     def hold(self, assigned: AssignedSlot) -> None:
-        """Hand out nothing more of a slot for now."""
+        """Hand out nothing more of a slot for now, or read nothing more where it has to come to one place."""
         self.reader.disown([assigned.slot])
-        self.sink.release([assigned.slot])
+        if not self.metadata.returning(assigned.parent.topic, assigned.mode):
+            self.sink.release([assigned.slot])
         self.withheld += 1
         assigned.stage = SlotStage.HELD
 
