@@ -149,7 +149,7 @@ class Planner:
         """Return the state, and the topic's partition count; or refuse what cannot even be planned."""
         facts = self._facts.gather(parent, view, None, kind, deadline)
         for check in checks(facts):
-            if not check.ok and facts.enrolment is None and check.name == "enrolled":
+            if not check.ok and check.name == "enrolled":
                 raise view.not_enrolled(parent.topic)
             if not check.ok and check.name in ("topic", "partition", "same topic"):
                 raise refusal(check)
