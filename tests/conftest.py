@@ -96,8 +96,13 @@ def kafka_runtime() -> KafkaRuntime:
         pytest.skip(f"no embedded cluster: {error}")
 
 
-PATIENT = {"broker.session.timeout.ms": "30000", "controller.quorum.fetch.timeout.ms": "20000"}
-"""No broker is taken for dead because the machine is busy: what runs beside takes its processors for seconds."""
+PATIENT = {
+    "broker.session.timeout.ms": "30000",
+    "broker.heartbeat.interval.ms": "2000",
+    "controller.quorum.fetch.timeout.ms": "20000",
+    "metadata.max.idle.interval.ms": "5000",
+}
+"""No broker is taken for dead because the machine is busy: others may have its processors for seconds."""
 
 
 @pytest.fixture(scope="session")

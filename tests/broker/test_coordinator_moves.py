@@ -113,6 +113,7 @@ def test_retire_changes_nothing_while_a_group_has_no_coordinator(
         operations.retire(parent)
 
 
+@pytest.mark.nightly
 def test_groups_are_asked_for_their_positions_while_their_coordinator_moves(
     cluster: DevCluster, admin: AdminClient, bootstrap: str, create_topic
 ) -> None:

@@ -73,6 +73,7 @@ def private(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactor
         yield running
 
 
+@pytest.mark.nightly
 def test_a_killed_broker_is_gone_and_comes_back_where_it_was(private: DevCluster) -> None:
     broker = private.brokers[0]
     pid, port = broker.pid, broker.port
@@ -110,6 +111,7 @@ def test_a_kept_folder_has_one_cluster_at_a_time(private: DevCluster) -> None:
         second.start()
 
 
+@pytest.mark.nightly
 def test_a_kept_folder_brings_back_ports_and_data(private: DevCluster) -> None:
     folder, before = private.brokers[0].log.parents[1], private.bootstrap
     write(before, "kept", b"before the stop")
@@ -143,7 +145,12 @@ with DevCluster(1) as cluster:
 
 
 @pytest.mark.parametrize(
-    ("victim", "state"), [("owner", "running"), ("owner", "paused"), ("supervisor", "running")]
+    ("victim", "state"),
+    [
+        ("owner", "running"),
+        pytest.param("owner", "paused", marks=pytest.mark.nightly),
+        pytest.param("supervisor", "running", marks=pytest.mark.nightly),
+    ],
 )
 def test_no_broker_outlives_a_killed(kafka_runtime: KafkaRuntime, victim: str, state: str) -> None:
     with subprocess.Popen(

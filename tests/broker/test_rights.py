@@ -32,6 +32,7 @@ from tests.broker.guarded import (
 )
 from tests.broker.guarded_topic import GROUP, PARENT, TOPIC, all_of, consumer, guarded_topic, read_all, send
 from tests.broker.operating import PAUSE_MS, state_of
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -106,7 +107,10 @@ broker has none."""
 
 @pytest.mark.parametrize(
     "right",
-    [r for r in rights_for(Role.OPERATOR, TOPIC) if r.operation not in LATER or r.name.startswith(TOPIC)],
+    others_at_night(
+        (r for r in rights_for(Role.OPERATOR, TOPIC) if r.operation not in LATER or r.name.startswith(TOPIC)),
+        lambda r: r.operation in (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
+    ),
     ids=in_words,
 )
 def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
@@ -164,10 +168,10 @@ WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
 @pytest.mark.parametrize(
     ("step", "right"),
     [
-        ("Prepare", WRITE_TOPIC),
+        pytest.param("Prepare", WRITE_TOPIC, marks=pytest.mark.nightly),
         ("Fence", WRITE_TOPIC),
-        ("Prepare", WRITE_CONTROL),
-        ("Fence", WRITE_CONTROL),
+        pytest.param("Prepare", WRITE_CONTROL, marks=pytest.mark.nightly),
+        pytest.param("Fence", WRITE_CONTROL, marks=pytest.mark.nightly),
         ("AppendMarkers", WRITE_CONTROL),
     ],
     ids=in_words,
@@ -227,7 +231,9 @@ NEEDED = [
 ]
 
 
-@pytest.mark.parametrize("right", NEEDED, ids=in_words)
+@pytest.mark.parametrize(
+    "right", others_at_night(NEEDED, lambda r: r.operation is not Operation.READ), ids=in_words
+)
 def test_a_right_that_a_consumer_lacks_is_told_and_nothing_is_lost(guarded: Guarded, right: Right) -> None:
     with Producer(guarded.client("producer")) as producer:
         send(producer, str(right))

@@ -30,6 +30,7 @@ from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from tests.broker.operating import state_of
 from tests.broker.producing import eventually
 from tests.fault.live_writer import LiveWriter
+from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -125,7 +126,7 @@ def brokers(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", others_at_night(FAULTS, lambda fault: fault != "two-of-three-frozen"))
 def test_whatever_the_step_at_which_brokers_break_nothing_is_lost_and_the_operation_ends(
     brokers: DevCluster, fault: str
 ) -> None:

@@ -26,7 +26,7 @@ from tests.broker.producing import eventually
 from tests.broker.slot_reading import Member, Writer, slots_of
 from tests.fault.chaos.brokers import Brokers
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 TOPIC = "orders"
 PROBES = 12

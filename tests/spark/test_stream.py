@@ -101,6 +101,7 @@ def test_available_now_reads_everything_there_is_and_goes_on_the_next_time(
     assert headers == {(), (("mine", b"1"),)}
 
 
+@pytest.mark.nightly
 def test_available_now_with_a_limit_reads_one_batch_of_it_and_the_checkpoint_stays_good(
     spark, operations, bootstrap, make_topic, recorder, tmp_path
 ) -> None:
