@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from threading import Thread
@@ -32,6 +32,7 @@ from tests.broker.consuming import Log, Member, drain, reading, shared, values, 
 from tests.broker.consuming import consumer as member_of
 from tests.broker.operating import DiedError, dying_after, merge, records, split, state_of, step_back
 from tests.broker.sleeping import SHORT_SESSION_MS, Sleeper
+from tests.broker.test_run_enrolled import Running
 from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
 from tests.conftest import MakeTopic
 
@@ -272,6 +273,34 @@ def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without
         assert found == expected[: len(found)], key
     assert log.duplicates() == 0, log.handed_out_again()
     assert not trouble(operations, topic)
+
+
+def test_workers_of_a_live_group_do_nothing_again_while_their_topic_returns(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    """Some keys are slow, so that workers stand apart: a plain partition has one place for them all."""
+    topic, log = make_topic(2), Log()
+    shared(operations, topic, slots=4)
+
+    def handler(name: str) -> Callable[[Any], None]:
+        def handle(record: Any) -> None:
+            time.sleep(0.01 if record.key().endswith(b"0") else 0.0)
+            log.add(record, name)
+
+        return handle
+
+    with Writing(bootstrap, topic) as writing:
+        members = [Running(bootstrap, f"g-{topic}", topic, handler(name), workers=4) for name in "ab"]
+        wait_for(lambda: log.distinct() > 200, "the group to be at work")
+        assert operations.unenrol(topic).left
+        known = writing.count
+        wait_for(lambda: log.distinct() > known + 200, "records after the return")
+    wait_for(lambda: log.distinct() == writing.count, "all records")
+    for member in members:
+        member.stop()
+    assert not writing.failed
+    log.check_order(writing.sent)
+    assert log.duplicates() == 0, log.handed_out_again()
 
 
 def test_members_start_close_and_are_killed_at_each_step_of_a_return(

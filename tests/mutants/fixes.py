@@ -726,6 +726,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_returning.py",
     ),
     (
+        "let a topic that returns be split",
+        "control.preconditions",
+        "if facts.enrolment.returning and facts.kind is OperationKind.SPLIT:",
+        "if False:",
+        "unit/test_kafka_preconditions.py",
+    ),
+    (
         "commit a partition that returns by lanes",
         "consumer.slots.assigned_slots",
         "if apart and self.metadata.returning(assigned.parent.topic, assigned.mode):",
