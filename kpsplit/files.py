@@ -33,6 +33,19 @@ def check_writable(path: Path, hint: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from None
 
 
+def check_new_folder(path: Path, hint: str) -> None:
+    """Find out now, not after minutes of work, that a new folder cannot be made.
+
+    Raises:
+        UsageError: it cannot, or there is something of its name.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists", hint=hint)
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {path}: {above} is not a folder that can be written", hint=hint)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that nobody ever finds half of it; what was there stays if that fails.
 

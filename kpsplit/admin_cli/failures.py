@@ -36,6 +36,7 @@ _LONGEST_PART = 2000
 """What was typed may be part of a message, and of any length."""
 
 UNCHANGED = "nothing was changed"
+PERHAPS = "part of it may have taken effect; see: kpsplit status, kpsplit offsets"
 _CHANGED = {False: UNCHANGED, True: "something was changed", None: "it is not known whether it took effect"}
 
 
@@ -118,7 +119,10 @@ what has taken effect is best finished."""
 
 
 class Interrupts:
-    """For the main thread: the first signal raises KeyboardInterrupt, later ones print why they do not."""
+    """For the main thread: the first signal raises KeyboardInterrupt, later ones print why they do not.
+
+    Signals that were ignored when the process started stay ignored.
+    """
 
     def __init__(self) -> None:
         self.terminated = False
@@ -129,6 +133,8 @@ class Interrupts:
         """Take the signals."""
         _entered.append(self)
         for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup, or a job that a script started in the background
             try:
                 self._before[number] = signal.signal(number, self._arrived)
             except ValueError:
@@ -148,7 +154,8 @@ class Interrupts:
             raise KeyboardInterrupt
         with suppress(OSError, RuntimeError):
             sys.stderr.write(
-                "kpsplit: still rolling back; wait, or end it with SIGKILL: a producer then takes over\n"
+                "kpsplit: interrupted already, still ending: wait. After SIGKILL a producer rolls back an "
+                "operation that is under way\n"
             )
 
 

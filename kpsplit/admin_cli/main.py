@@ -23,6 +23,8 @@ from kpsplit.admin_cli.failures import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    PERHAPS,
+    UNCHANGED,
     Interrupted,
     Interrupts,
     exit_code_of,
@@ -184,12 +186,12 @@ def run(command: click.Command, args: list[str], extra: MutableMapping[str, Any]
             _drop_stdout()
             return EXIT_BROKEN_PIPE
         except (KeyboardInterrupt, click.Abort, EOFError):
-            return _interrupted(Interrupted(), interrupts)
+            return _interrupted(Interrupted(), interrupts, given)
         except Interrupted as error:
-            return _interrupted(error, interrupts)
+            return _interrupted(error, interrupts, given)
         except Exception as error:  # noqa: BLE001 - the last resort: no traceback ever reaches a user
             if is_interrupt(error):
-                return _interrupted(Interrupted(), interrupts)
+                return _interrupted(Interrupted(), interrupts, given)
             return _fail(error, given, args)
 
 
@@ -207,15 +209,19 @@ def _invoke(command: click.Command, args: list[str], settings: dict[str, Any]) -
 
 def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
     redact = redactor_for(given, args)
-    error = _translated(error)
+    error = _translated(error, given)
     if given.verbose >= _TRACEBACKS:
         _say(redact("".join(traceback.format_exception(error))))
-    verb = BY_NAME.get(given.verb or "")
-    _say(redact(line_of(error, given.verb, changes=verb is not None and verb.changes)))
+    _say(redact(line_of(error, given.verb, changes=_changes(given))))
     return exit_code_of(error)
 
 
-def _translated(error: Exception) -> Exception:
+def _changes(given: Given) -> bool:
+    verb = BY_NAME.get(given.verb or "")
+    return verb is not None and verb.changes
+
+
+def _translated(error: Exception, given: Given) -> Exception:
     """Return kpsplit's error for one of the client library that was not translated before."""
     library = sys.modules.get("confluent_kafka")
     if library is None or not isinstance(error, library.KafkaException):
@@ -224,12 +230,14 @@ def _translated(error: Exception) -> Exception:
 
     translated = translate(error_of(error), "talk to the brokers")
     translated.__cause__ = error
+    if given.changing:  # nobody who knows how far the verb was has seen this error
+        translated.changed = None
     return translated
 
 
-def _interrupted(error: Interrupted, interrupts: Interrupts) -> int:
-    outcome = f"; {error.outcome}" if error.outcome else ""
-    _say(f"kpsplit: interrupted{outcome}")
+def _interrupted(error: Interrupted, interrupts: Interrupts, given: Given) -> int:
+    outcome = error.outcome or (PERHAPS if given.changing else UNCHANGED if _changes(given) else "")
+    _say(f"kpsplit: interrupted{outcome and f'; {outcome}'}")
     return EXIT_TERMINATED if interrupts.terminated else EXIT_INTERRUPTED
 
 

@@ -188,6 +188,8 @@ class Given:
     verb: str | None = None
     others: list[Mapping[str, str]] = field(default_factory=list)
     """Settings that the verb has read itself: what is secret in them must not be shown either."""
+    changing: bool = False
+    """Whether the verb has begun what changes something: what ends it from now on may come after a change."""
     typed: dict[str, Any] = field(default_factory=dict)
     """What of all this stands on the command line, not in the environment."""
 

@@ -211,9 +211,9 @@ class Redactor:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """The secret as it may appear in a message: as it is, trimmed, quoted, or line by line."""
+    """The secret as it may appear in a message: as it is, trimmed, quoted, in one line, or line by line."""
     stripped = secret.strip()
-    yield from (secret, stripped, repr(secret)[1:-1], json.dumps(secret)[1:-1])
+    yield from (secret, stripped, one_line(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1])
     yield from (line.strip() for line in secret.splitlines())
 
 

@@ -113,8 +113,9 @@ class Plan:
     stretch: Stretch | None = None
 
     def problems(self, force: bool = False) -> tuple[Check, ...]:
-        """Return the failed checks that forbid running the plan."""
-        return tuple(c for c in self.checks if not c.ok and not (force and c.forceable))
+        """Return the failed checks that forbid running the plan: first those that no ``--force`` passes."""
+        failed = (c for c in self.checks if not c.ok and not (force and c.forceable))
+        return tuple(sorted(failed, key=lambda check: check.forceable))
 
     def attempt(self, operator: str, max_pause_ms: int) -> Attempt:
         """Return a new attempt, with an id of its own, at what is planned."""

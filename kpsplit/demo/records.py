@@ -125,7 +125,7 @@ def read_lines(path: Path, expression: str) -> list[Line]:
     try:
         pattern = re.compile(expression.encode())
     except re.error as error:
-        raise UsageError(f"--key-regex is no regular expression: {error}") from None
+        raise UsageError(f"--key-regex is not a regular expression: {error}") from None
     if pattern.groups < 1:
         raise UsageError("--key-regex has no group", hint="put the key into brackets, e.g. '^(\\S+)'")
     try:
@@ -256,7 +256,7 @@ def read_journal(path: Path) -> list[JournalEntry]:
         try:
             entry = json.loads(line)
         except ValueError:
-            raise RecordError(f"{path} is no journal of a writer") from None
+            raise RecordError(f"{path} is not the journal of a writer") from None
         match entry:
             case ["S", sequence, key, partition, at]:
                 sent = None if key is None else key.encode("latin-1")

@@ -86,7 +86,7 @@ class Gatherer:
             KpsplitError: an operation under way did not finish in time; a record of kpsplit's topics is newer
                 than this code; the brokers cannot be reached, or a right is missing.
         """
-        parents = self._parents()
+        parents = parents_of(self._admin, self._topic, self._wanted)
         for topic in OWN_TOPICS if with_groups else (CONTROL_TOPIC,):
             if self._admin.known(topic) is None:
                 raise UsageError(f"there is no topic {topic}", hint="run: kpsplit init")
@@ -94,7 +94,10 @@ class Gatherer:
         producers = self._producers() if with_groups else ()
         states, bounds, gone = self._states_and_bounds(parents)
         if with_groups and without_boundary(states, boundaries):
-            boundaries += self._later_boundaries(parents)
+            epochs = {state.parent: state.epoch for state in states}
+            # What an operation after the control topic's reading wrote is not of this picture.
+            later = self._later_boundaries(parents)
+            boundaries += [boundary for boundary in later if boundary.epoch <= epochs[boundary.parent]]
         return Snapshot(
             self._topic,
             states,
@@ -106,14 +109,6 @@ class Gatherer:
             tuple(self._garbage),
             self._unread(states) if with_groups else frozenset(),
         )
-
-    def _parents(self) -> list[PhysicalPartition]:
-        count = self._admin.partition_count(self._topic)
-        wanted = range(count) if self._wanted is None else sorted(set(self._wanted))
-        for number in wanted:
-            if not 0 <= number < count:
-                raise no_partition(PhysicalPartition(self._topic, number), count)
-        return [PhysicalPartition(self._topic, number) for number in wanted]
 
     def _states_and_bounds(
         self, parents: list[PhysicalPartition]
@@ -275,6 +270,16 @@ class Gatherer:
     def _note_garbage(self, tail: ControlTail) -> None:
         if (view := tail.view).garbage:
             self._garbage.append(f"{CONTROL_TOPIC}: {view.garbage} unreadable records ({view.last_garbage})")
+
+
+def parents_of(admin: ClusterAdmin, topic: str, wanted: Collection[int] | None) -> list[PhysicalPartition]:
+    """Return the logical partitions that are wanted (None: all); UsageError if one of them does not exist."""
+    count = admin.partition_count(topic)
+    found = [PhysicalPartition(topic, n) for n in (range(count) if wanted is None else sorted(set(wanted)))]
+    for parent in found:
+        if not 0 <= parent.partition < count:
+            raise no_partition(parent, count)
+    return found
 
 
 def wrong_topics(

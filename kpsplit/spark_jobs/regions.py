@@ -31,7 +31,7 @@ class Fate(IntEnum):
     ORPHAN_MARKER = 3
     """A marker of an attempt that ended nothing here."""
     NOT_THE_MARKER = 4
-    """A record where the lineage has a marker, or another partition's marker: not the log that was cut."""
+    """Where the lineage has a marker: a record, or another partition's marker. Not the log that was cut."""
     UNKNOWN_EPOCH = 5
     """A stamp of an epoch that was never reached."""
     BEHIND_THE_END = 6

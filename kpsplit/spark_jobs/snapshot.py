@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
-from kpsplit.splitter.records.offsets import Boundary, NewerCommit, RangeCommit
+from kpsplit.splitter.records.offsets import Boundary, CommitKey, NewerCommit, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRegistration
 
 
@@ -54,6 +55,9 @@ class LoggedCommit:
     def log(self) -> PhysicalPartition:
         return PhysicalPartition(OFFSETS_TOPIC, self.log_partition)
 
+    def fold_into(self, fold: CommitFold) -> None:
+        fold.take(CommitKey(self.group, self.parent, self.range), self.commit, self.log_offset)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -77,6 +81,13 @@ class Snapshot:
     def ends(self, place: PhysicalPartition) -> LogEnds | None:
         """Return the ends of a log; None: nothing of ours can be read of it."""
         return None if place in self.gone else self.bounds.get(place)
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have range commits in force; one that was forgotten has none."""
+        fold = CommitFold()
+        for logged in self.commits:
+            logged.fold_into(fold)
+        return tuple(sorted({group for state in self.states for group in fold.groups(state.parent)}))
 
     def owners(self) -> dict[PhysicalPartition, int]:
         return {s.source: state.parent.partition for state in self.states for s in state.lineage}

@@ -149,6 +149,7 @@ plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is not a memory size
 plan orders/3 --ranges 2 --engine spark --cores 0 | not in the range 1<=x<=1024
 plan orders/3 --ranges 2 --engine spark --cores 2 --master local | leave one of them out
 plan orders/3 --ranges 2 --engine spark --master flink://x | not a master URL; write local[4]
+plan orders/3 --ranges 2 --save {dir} | it is a folder; choose another --save
 plan orders/3 --ranges 2 --save | '--save' requires an argument; see: kpsplit plan --help
 split | Missing argument 'TOPIC/P'
 split orders --ranges 2 | write TOPIC/P, e.g. orders/3
@@ -254,6 +255,7 @@ verify orders --master flink://x | not a master URL; write local[4]
 verify orders --since soon | 'soon' is not a time; write
 verify orders --since 2026-03-01T12:00:00 | has no time zone
 verify orders --parquet {dir} | exists; pass a --parquet folder that does not exist yet
+verify orders --parquet {plan}/findings | is not a folder that can be written; pass a --parquet folder
 verify orders --html {dir}/none/page.html | No such file or directory; choose another --html
 verify orders --html {dir} | is a directory
 cluster start | Did you mean 'status'?

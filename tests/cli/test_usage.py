@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit import __version__
 from kpsplit.admin_cli import call as calls
@@ -17,6 +18,7 @@ from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.main import BY_NAME, VERBS, cli, load
 from kpsplit.admin_cli.operating import standing
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningCluster
+from kpsplit.devcluster.process import START_SECONDS
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
@@ -156,6 +158,11 @@ def test_the_environment_gives_what_no_option_gives(seen) -> None:
         (UnknownOutcomeError("sent"), 1, "sent; it is not known whether it took effect"),
         (ValueError("odd\nvalue"), 1, "this is a bug in kpsplit (ValueError: odd value)"),
         (OSError(28, "No space left on device", "file"), 1, "No space left on device: file"),
+        (
+            KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)),
+            1,
+            "the brokers cannot be reached; it is not known whether it took effect; check -b",
+        ),
     ],
 )
 def test_every_error_has_its_exit_code_and_says_whether_anything_changed(
@@ -168,6 +175,32 @@ def test_every_error_has_its_exit_code_and_says_whether_anything_changed(
     result = invoke("-b", "x", "retire", "orders/3", "--yes")
     assert result.exit_code == code
     assert wanted in error_line(result)
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome"),
+    [
+        ("status", ""),
+        ("split orders/3 --ranges 2 --yes", "; nothing was changed"),
+        ("retire orders/3 --yes", "; part of it may have taken effect; see: kpsplit status, kpsplit offsets"),
+        ("enroll orders", "; part of it may have taken effect; see: kpsplit status, kpsplit offsets"),
+    ],
+)
+def test_an_interruption_says_whether_anything_may_have_changed(line, outcome, monkeypatch) -> None:
+    """`split` has not asked yet when it plans, `retire` has its answer when it begins."""
+
+    def interrupted(_: Call) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calls.Call, "operations", interrupted)
+    result = invoke("-b", "x", *line.split())
+    assert (result.exit_code, result.stderr) == (130, f"kpsplit: interrupted{outcome}\n")
+
+
+def test_a_reason_that_cannot_be_recorded_is_refused_before_anything_is_rolled_back() -> None:
+    result = invoke("-b", "x", "abort", "orders/3", "--yes", "--reason", "\udcff")
+    assert result.exit_code == 2
+    assert "is not UTF-8 text" in error_line(result)
 
 
 def test_a_traceback_is_shown_only_with_vv(monkeypatch) -> None:
@@ -326,3 +359,26 @@ def test_only_a_module_that_can_be_installed_is_asked_for(monkeypatch, missing, 
     monkeypatch.setattr("kpsplit.admin_cli.main.import_module", absent)
     with pytest.raises(raised):
         load(BY_NAME["demo"])
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("cluster up", START_SECONDS),
+        ("--timeout 7s cluster up", 7.0),
+        ("--timeout 7s cluster up --timeout 8s", 8.0),
+    ],
+)
+def test_a_time_limit_before_the_verb_counts_for_the_start_of_a_cluster_too(
+    line, seconds, tmp_path, monkeypatch
+) -> None:
+    limits: list[float] = []
+
+    def start(_brokers: int, _data: Path, timeout: float) -> RunningCluster:
+        limits.append(timeout)
+        return RunningCluster("x:1", ProcessIdentity(1, "now"), (), None)
+
+    monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", start)
+    monkeypatch.setattr("kpsplit.devcluster.process.KafkaRuntime.find", lambda **_: None)
+    assert invoke(*line.split(), "--data", str(tmp_path)).exit_code == 0
+    assert limits == [seconds]

@@ -1307,4 +1307,48 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "self.states[subject] = state",
         RETURNING,
     ),
+    (
+        "miss the commits of a group that was forgotten",
+        "spark_jobs.verification.commit_checks",
+        "for parent in states for group in fold.groups(parent))",
+        "for parent in states for group in {x.group for _, x, _ in commits})",
+        "unit/test_verify_since.py::test_a_group_that_was_forgotten_is_not_missed",
+    ),
+    (
+        "read a partition that does not exist for ever",
+        "spark_jobs.gather",
+        "if not 0 <= parent.partition < count:",
+        "if not 0 <= parent.partition:",
+        "unit/test_stream_plan.py::"
+        "test_a_partition_that_does_not_exist_ends_a_query_that_goes_on_from_its_checkpoint",
+    ),
+    (
+        "read positions of a query in a longer form than they were written in",
+        "spark_jobs.streaming.plan",
+        'text = json.dumps(dict(value), separators=(",", ":"))',
+        "text = json.dumps(dict(value))",
+        "unit/test_stream_plan.py::test_the_longest_offset_that_can_be_written_can_be_read",
+    ),
+    # the command line
+    (
+        "end at a signal that was ignored at the start",
+        "admin_cli.failures",
+        "if signal.getsignal(number) is signal.SIG_IGN:",
+        "if False:",
+        "unit/test_cli_interrupts.py::test_what_was_ignored_at_the_start_stays_ignored",
+    ),
+    (
+        "show a secret that was made one line",
+        "admin_cli.settings",
+        "yield from (secret, stripped, one_line(secret), ",
+        "yield from (secret, stripped, ",
+        "unit/test_cli_text.py::test_a_secret_is_masked_also_where_a_message_was_made_one_line",
+    ),
+    (
+        "name a failed check that --force passes before one that it does not pass",
+        "control.plans",
+        "return tuple(sorted(failed, key=lambda check: check.forceable))",
+        "return tuple(failed)",
+        "unit/test_kafka_plans.py::test_force_passes_over_forceable_checks_only",
+    ),
 ]

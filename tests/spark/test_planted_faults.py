@@ -642,7 +642,7 @@ def a_sub_topic_that_was_retired_before_a_group_had_drained_it_is_told(world: Wo
             if n.segment == segment.id
         }
         assert {n.first for n in notes.values()} == {segment.start}
-        assert notes["robbed"].message.endswith("its sub-topic was retired in the middle of its reading")
+        assert notes["robbed"].message.endswith("its sub-topic was retired while the group was reading it")
         assert notes["other"].message.endswith("its sub-topic was retired")
 
     return expect

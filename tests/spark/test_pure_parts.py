@@ -34,7 +34,12 @@ from kpsplit.spark_jobs.report import Times, beginnings, report_page
 from kpsplit.spark_jobs.session import reason
 from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification import job
-from kpsplit.spark_jobs.verification.checks import first_shared, marker_findings, segment_totals
+from kpsplit.spark_jobs.verification.checks import (
+    boundaries_agree,
+    first_shared,
+    marker_findings,
+    segment_totals,
+)
 from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.counts import members
 from kpsplit.spark_jobs.verification.findings import (
@@ -431,3 +436,27 @@ def test_the_marker_of_an_empty_segment_is_missed_only_where_it_could_be_read(lo
     snapshot = Snapshot(state.parent.topic, (alone,), bounds, {empty.source: gone} if gone else {})
     found = list(marker_findings(snapshot, [], JudgedFrom()))
     assert bool(found) is told
+
+
+def test_a_marker_is_missed_also_where_retention_took_the_beginning_of_its_segment() -> None:
+    world = lived(0)
+    first = world.state.lineage.segments[0]
+    world.lows[first.source] = first.start + 1
+    snapshot = world.snapshot()
+    (lost,) = [x for x in snapshot.lost() if x.segment.id == first.id]
+    assert lost.reason is GapReason.EXPIRED
+    missed = {f.segment: f.first for f in marker_findings(snapshot, [], JudgedFrom())}
+    assert missed[first.id] == first.end
+
+
+def test_an_operation_that_only_the_offset_log_knows_was_lost_by_the_control_topic() -> None:
+    """Both are written in one transaction. What lies in the new sub-topic would not even be read."""
+    world = World(0)
+    before = world.state
+    world.split(0, 2)
+    snapshot = replace(world.snapshot(), states=(before,))
+    found = list(boundaries_agree(snapshot))
+    assert [(f.severity, f.segment) for f in found] == [
+        (Severity.FINDING, b.opened_segment) for b in world.boundaries
+    ]
+    assert "in epoch 1 is newer than the control topic, which ends at epoch 0" in found[0].message

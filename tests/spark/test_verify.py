@@ -15,13 +15,16 @@ from kpsplit.spark_jobs import findings_frame, verify
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.report import times_of
 from kpsplit.spark_jobs.snapshot import without_boundary
+from kpsplit.spark_jobs.verification.checks import boundaries_agree
 from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.spark_jobs.view import FORMAT, register
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
+from kpsplit.splitter.records.offsets import Boundary
 from kpsplit.splitter.records.producers import ProducerRegistration
-from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
+from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, merge, split, state_of
 
 pytestmark = [pytest.mark.broker]
 
@@ -87,7 +90,7 @@ def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_
 def test_a_split_behind_the_reading_of_the_offset_log_has_its_boundary_records(
     operations, bootstrap, make_topic
 ) -> None:
-    """The control topic is read later, and knows of it."""
+    """The control topic is read later, and knows of it. Of the next one it does not know yet."""
     parent = enrolled(operations, make_topic())
 
     class Overtaken(Gatherer):
@@ -95,10 +98,15 @@ def test_a_split_behind_the_reading_of_the_offset_log_has_its_boundary_records(
             split(operations, parent, 2)
             return super()._producers()
 
+        def _later_boundaries(self, parents: list[PhysicalPartition]) -> list[Boundary]:
+            merge(operations, parent)
+            return super()._later_boundaries(parents)
+
     taken = Overtaken(Connection({"bootstrap.servers": bootstrap}), parent.topic).snapshot(with_groups=True)
     assert taken.states[0].epoch == 1
     assert without_boundary(taken.states, ()) != []
     assert without_boundary(taken.states, taken.boundaries) == []
+    assert list(boundaries_agree(taken)) == []
 
 
 def test_an_operation_that_does_not_end_keeps_it_from_judging(operations, bootstrap, make_topic) -> None:

@@ -16,9 +16,23 @@ def test_the_first_signal_interrupts_and_the_second_one_does_not(capsys) -> None
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        assert "still rolling back" in capsys.readouterr().err
+        assert "interrupted already, still ending: wait" in capsys.readouterr().err
         assert not interrupts.terminated
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_what_was_ignored_at_the_start_stays_ignored(number) -> None:
+    """``nohup kpsplit verify …`` goes on when its terminal is closed."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    except KeyboardInterrupt:
+        pytest.fail("it ended the verb")
+    finally:
+        signal.signal(number, before)
 
 
 def test_sigterm_is_told_apart() -> None:

@@ -109,6 +109,13 @@ def test_secrets_are_masked_in_every_form_they_can_take() -> None:
     assert MASK in shown
 
 
+@pytest.mark.parametrize("secret", ["two  blanks", "a\ttab", "an\x1bescape", "\xa0no-break"])
+def test_a_secret_is_masked_also_where_a_message_was_made_one_line(secret: str) -> None:
+    """Errors are made one line before they are masked."""
+    shown = one_line(f"cannot log in with {secret}.")
+    assert Redactor([secret])(shown) == f"cannot log in with {MASK}."
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -129,10 +136,10 @@ def test_secrets_that_only_the_demo_reads_are_masked_in_what_it_prints(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.properties"
-    file.write_text("sasl.password=hunter2-and-more\n")
+    file.write_text("sasl.password=hunter2 \x1band-more\n")
 
     def failing(*_: object) -> NoReturn:
-        raise KpsplitError("the library says hunter2-and-more")
+        raise KpsplitError("the library says hunter2 \x1band-more")
 
     monkeypatch.setattr("kpsplit.demo.setup.run_demo", failing)
     page = str(tmp_path / "page.html")

@@ -66,5 +66,5 @@ def test_any_torn_end_is_left_out(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b"something else\n")
-    with pytest.raises(RecordError, match="no journal of a writer"):
+    with pytest.raises(RecordError, match="not the journal of a writer"):
         read_journal(path)

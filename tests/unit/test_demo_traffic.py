@@ -72,7 +72,7 @@ def test_an_empty_group_is_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "expression", "message"),
-    [(b"a\n", "(", "no regular expression"), (b"a\n", "a", "no group"), (b"", "(a)", "is empty")],
+    [(b"a\n", "(", "not a regular expression"), (b"a\n", "a", "no group"), (b"", "(a)", "is empty")],
 )
 def test_input_that_is_no_good_is_refused(
     tmp_path: Path, content: bytes, expression: str, message: str

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import IsolationLevel
 
-from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
+from kpsplit.errors import FutureVersionError, KpsplitError, RecordError, UsageError
 from kpsplit.spark_jobs.streaming import planner
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
@@ -24,6 +24,7 @@ from kpsplit.spark_jobs.streaming.plan import (
 )
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.reading import Cursor, GapReason
+from kpsplit.splitter.records.strict_json import MAX_BYTES, encode
 from tests.unit.samples import PARENT, life, phantom
 
 LIFE = life()
@@ -153,6 +154,9 @@ def test_a_closed_segment_whose_log_ends_before_it_ends_the_query_and_an_open_tr
         def certain(self, topics, _):
             return {topic: SimpleNamespace(topic_id=state.topic_id) for topic in topics}
 
+        def partition_count(self, _):
+            return PARENT.partition + 1
+
     tail = SimpleNamespace(read_to_end=lambda _: None, view=SimpleNamespace(enrolled_state=lambda _: state))
     monkeypatch.setattr(planner, "ClusterAdmin", lambda _: Cluster())
     monkeypatch.setattr(planner, "ControlTail", lambda _: tail)
@@ -166,3 +170,24 @@ def test_a_closed_segment_whose_log_ends_before_it_ends_the_query_and_an_open_tr
     else:
         with pytest.raises(KpsplitError, match=why):
             cluster.frontiers(cursors)
+
+
+def test_a_partition_that_does_not_exist_ends_a_query_that_goes_on_from_its_checkpoint(monkeypatch) -> None:
+    """Nothing can ever be read of it, and nothing else says so: the query would read the others for ever."""
+    view = SimpleNamespace(enrolled_state=lambda _: LIFE.split)
+    monkeypatch.setattr(planner, "ClusterAdmin", lambda _: SimpleNamespace(partition_count=lambda _: 4))
+    monkeypatch.setattr(
+        planner, "ControlTail", lambda _: SimpleNamespace(read_to_end=lambda _: None, view=view)
+    )
+    cluster = planner.ClusterSnapshot(None, Query({}, "orders", (3, 4), 60.0, "earliest", None, True))
+    with pytest.raises(UsageError, match="topic orders has no partition 4; its partitions are 0 to 3"):
+        cluster.states()
+
+
+def test_the_longest_offset_that_can_be_written_can_be_read() -> None:
+    """Spark hands it back as JSON with other spaces than it was given."""
+    one = Cursor(WHOLE, dict.fromkeys(range(100), 10**18))
+    partitions = range(355)
+    longest = StreamOffset("orders", {number: StreamPosition(2, one) for number in partitions})
+    assert 0.95 * MAX_BYTES < len(encode(longest.as_json())) <= MAX_BYTES
+    assert StreamOffset.parse(longest.as_json()) == longest

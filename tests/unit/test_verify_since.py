@@ -131,6 +131,23 @@ def test_a_commit_of_a_newer_version_leaves_its_own_group_unproven_and_no_other(
     assert all(f.severity is Severity.NOTE for f in commit_findings(snapshot, ["g"], start))
 
 
+def test_a_group_that_was_forgotten_is_not_missed() -> None:
+    """Its commits are in the log until compaction, and the tombstones that withdrew them after it."""
+    world = World(0)
+    low, high = WHOLE.split_evenly(2)
+    world.commit("stays", WHOLE, {0: 0})
+    world.commit("half", low, {0: 0})
+    world.commit("half", high, {0: 0})
+    world.commit("gone", WHOLE, {0: 0})
+    gone = replace(world.commits[-1], commit=None, log_offset=4)
+    half = replace(world.commits[2], commit=None, log_offset=5)
+    snapshot = replace(world.snapshot(), commits=(*world.commits, gone, half))
+    found = commit_findings(snapshot, None, start_of(snapshot, None))
+    assert [(f.group, f.severity) for f in found] == [("half", Severity.UNPROVEN)]
+    assert f"no range commit for {high}" in found[0].message
+    assert snapshot.groups() == ("half", "stays")
+
+
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     world = World(0)
     busy(world)

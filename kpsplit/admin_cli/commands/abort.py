@@ -5,14 +5,21 @@ from __future__ import annotations
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, can_be_aborted, the_only_one
-from kpsplit.admin_cli.options import PARTITION, yes_option
+from kpsplit.admin_cli.options import NAME, PARTITION, yes_option
 from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
 @click.command("abort", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
-@click.option("--reason", default="aborted by hand", show_default=True, help="Recorded in the control topic.")
+@click.option(
+    "--reason",
+    type=NAME,
+    metavar="TEXT",
+    default="aborted by hand",
+    show_default=True,
+    help="Recorded in the control topic.",
+)
 @yes_option
 def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: bool) -> None:
     """Roll back the operation under way.

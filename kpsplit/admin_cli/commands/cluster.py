@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kpsplit.admin_cli.call import Call, print_json, with_call
 from kpsplit.admin_cli.options import DURATION, OUTPUT_OPTION
@@ -62,6 +63,8 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
             f"an embedded cluster is already running: {running.bootstrap}",
             hint=f"use it, or stop it with `kpsplit cluster down{_option(data)}`",
         )
+    if click.get_current_context().get_parameter_source("timeout") is ParameterSource.DEFAULT:
+        timeout = call.given.typed.get("timeout", timeout)  # given before the verb
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     call.say(f"starting {many(brokers, 'broker')} …")
 

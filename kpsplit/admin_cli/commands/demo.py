@@ -38,7 +38,7 @@ SEEDS = 1_000_000
     multiple=True,
     help="Settings in which a role connects differently: producer, consumer or verifier; may be repeated.",
 )
-@click.option("--topic", metavar="TOPIC", help="The name of the topic to make.  [default: a new name]")
+@click.option("--topic", metavar="TOPIC", help="Name of the topic that is created.  [default: a new name]")
 @click.option(
     "--input",
     "input_file",
@@ -67,7 +67,11 @@ SEEDS = 1_000_000
     metavar="N",
     help="Records per second of all producers together; with --input at most.",
 )
-@click.option("--seed", type=click.IntRange(0), help="For the same keys again.  [default: another each time]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="The same number draws the same keys.  [default: a new one]",
+)
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -90,12 +94,13 @@ def command(
 ) -> None:
     """Split and merge under load and check every record.
 
-    Four producers with skewed keys and a plain one that knows nothing of kpsplit write to six partitions. The
-    hottest partition is split into four, its hottest range into two, all is merged back and retired; one
-    producer is suspended across the first cut. Then everything is read back and checked. The last line on
-    stdout begins with PASS, or with FAIL (exit code 3).
+    Four producers that use kpsplit, and one that does not, write to six partitions with skewed keys. The
+    hottest partition is split into four ranges, and its hottest range into two. Then all ranges are merged
+    back. One producer is suspended during the first split. Of the group that reads, one member is killed and
+    one is suspended. At the end every record is read back and checked, and the sub-topics are deleted. The
+    last line on stdout begins with PASS, or with FAIL (exit code 3).
 
-    With -b it uses that cluster, for a topic of its own. Otherwise it starts an embedded cluster, even if the
+    With -b the demo creates its topic on that cluster. Otherwise it starts an embedded cluster, even if the
     environment names brokers.
     """
     from kpsplit.demo.records import read_lines
@@ -207,7 +212,7 @@ def _run(
     from kpsplit.kafka.error_map import error_of, translate
 
     def failed(reason: str) -> bool:
-        click.echo(redactor_for(given_in(ctx))(failed_line(reason)))
+        click.echo(failed_line(redactor_for(given_in(ctx))(reason)))
         return False
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)

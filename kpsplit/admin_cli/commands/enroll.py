@@ -43,6 +43,7 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
     """
     from kpsplit.admin_cli.render.console import StepProgress, stderr
 
+    call.begin()
     with call.operations() as operations, StepProgress(stderr(), "waiting for one lease") as progress:
         enrolment = operations.enrol(topic, Partitioner(partitioner), progress, slots=slots)
     data = {

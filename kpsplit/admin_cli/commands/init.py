@@ -19,6 +19,7 @@ def command(call: Call, lease_ms: int | None) -> None:
 
     Existing topics are checked; a topic with wrong settings is refused by name.
     """
+    call.begin()
     with call.operations() as operations:
         created = operations.initialise(lease_ms)
         lease = operations.view().settings.lease_ms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.operating import check_runnable, plan_json
 from kpsplit.admin_cli.options import (
     KEY_RANGE,
@@ -20,7 +20,7 @@ from kpsplit.admin_cli.options import (
     spark_size_options,
 )
 from kpsplit.errors import UsageError
-from kpsplit.files import write_whole
+from kpsplit.files import check_writable, write_whole
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -95,6 +95,8 @@ def command(
         raise click.UsageError("--since, --weight, --master and --cores need --engine spark")
     if engine == SPARK:  # before brokers are asked: Spark may be missing
         require_spark(memory, cores, master)
+    if save is not None:  # not after an hour of reading
+        check_writable(save, "choose another --save")
     with call.operations() as operations:
         if ranges is None:
             plan = operations.plan_merge(partition, of)
@@ -103,7 +105,7 @@ def command(
             if engine == SPARK:
                 stretch = Stretch.until_now(since)
                 session = (cores, memory, master)
-                within = segment_to_split(operations.view().enrolled_state(partition), of).range
+                within = segment_to_split(find_state(operations, call.connection, partition), of).range
                 sizing = _sized_by_spark(call, partition, within, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)

@@ -31,7 +31,7 @@ KEEP, CHANGES = "Keep", ("Retire", "Delete")
     type=DURATION,
     metavar="DURATION",
     default=0.0,
-    help="Wait so long until groups have drained them; Ctrl-C ends the wait, and nothing was changed.",
+    help="Wait so long until groups have drained them. Before the wait is over nothing is changed.",
 )
 @yes_option
 def command(

@@ -13,12 +13,11 @@ from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, SINCE, TOPIC_OR_PARTITION, require_spark, spark_size_options
 from kpsplit.errors import (
     CheckFailedError,
-    ConfigurationError,
     DeadlineExceededError,
     KpsplitError,
     NotJudgedError,
 )
-from kpsplit.files import check_writable, write_whole
+from kpsplit.files import check_new_folder, check_writable, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,8 +97,8 @@ def command(
     """
     # What can be wrong with the arguments is found here, not after an hour of reading.
     require_spark(memory, cores, master)
-    if parquet is not None and parquet.exists():
-        raise ConfigurationError(f"{parquet} exists", hint="pass a --parquet folder that does not exist yet")
+    if parquet is not None:
+        check_new_folder(parquet, "pass a --parquet folder that does not exist yet, where you may write")
     if html is not None:
         check_writable(html, "choose another --html")
     from pyspark.sql import SparkSession

@@ -100,7 +100,8 @@ class StreamOffset:
         if not isinstance(value, Mapping):
             raise RecordError(f"{_WHAT}: not a JSON object")
         try:
-            text = json.dumps(dict(value))
+            # As short as ``as_json`` made it: what was written is never too long to be read.
+            text = json.dumps(dict(value), separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
             raise RecordError(f"{_WHAT}: not JSON ({type(error).__name__})") from None
         fields = decode(text.encode(), _WHAT, VERSION)

@@ -13,7 +13,7 @@ from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
+from kpsplit.spark_jobs.gather import Gatherer, parents_of, wrong_topics
 from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
@@ -93,7 +93,8 @@ class ClusterSnapshot:
     def states(self) -> dict[int, PartitionState]:
         """Return the states of the logical partitions as the control topic has them at this moment."""
         self._tail.read_to_end(Deadline(self._query.patience))
-        self._seen = {p.partition: self._tail.view.enrolled_state(p) for p in self._parents()}
+        parents = parents_of(self._admin, self._query.topic, self._query.partitions)
+        self._seen = {p.partition: self._tail.view.enrolled_state(p) for p in parents}
         return self._seen
 
     def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
@@ -128,11 +129,6 @@ class ClusterSnapshot:
         gone = wrong_topics(self._admin, dict.fromkeys(sources, state), Deadline(self._query.patience))
         return self._admin.start_offsets(sources - gone.keys()), gone
 
-    def _parents(self) -> list[PhysicalPartition]:
-        topic, wanted = self._query.topic, self._query.partitions
-        numbers = range(self._admin.partition_count(topic)) if wanted is None else wanted
-        return [PhysicalPartition(topic, number) for number in numbers]
-
     def _watch_short(
         self,
         states: Mapping[int, PartitionState],
@@ -163,7 +159,7 @@ class ClusterSnapshot:
                 raise KpsplitError(
                     f"{source} does not hold what the query {'has' if has_read else 'has to'} read of it: "
                     f"{why.phrase}",
-                    hint=f"look at: kpsplit status {state.parent}; begin anew with a new checkpoint",
+                    hint=f"look at: kpsplit status {state.parent}; start again with a new checkpoint",
                 )
 
 

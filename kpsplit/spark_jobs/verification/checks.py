@@ -18,6 +18,7 @@ from kpsplit.spark_jobs.verification.start import JudgedFrom, KnownProducer, Kno
 from kpsplit.splitter.key_range import unread_text
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.offsets import Boundary, SegmentEnd
 from kpsplit.splitter.records.producers import Certificate
 
@@ -93,10 +94,13 @@ def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
     states = {state.parent: state for state in snapshot.states}
     for boundary in snapshot.boundaries:
         state = states[boundary.parent]
-        if boundary.epoch <= state.epoch and not _agrees(state, boundary):
-            range_, opened = boundary.range, boundary.opened_segment
-            message = f"the boundary record of {range_} in epoch {boundary.epoch} contradicts the lineage"
-            yield _finding(state, message, opened, range_.lo, range_.hi - 1)
+        if _agrees(state, boundary):
+            continue
+        range_, opened, what = boundary.range, boundary.opened_segment, "contradicts the lineage"
+        if boundary.epoch > state.epoch:  # both are written in one transaction
+            what = f"is newer than the control topic, which ends at epoch {state.epoch}: it has lost records"
+        message = f"the boundary record of {range_} in epoch {boundary.epoch} {what}"
+        yield _finding(state, message, opened, range_.lo, range_.hi - 1)
 
 
 def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -169,11 +173,12 @@ def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str
 def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: JudgedFrom) -> Iterator[Finding]:
     """Return segments whose end was read now and holds nothing, although the log reaches that far."""
     marked = {(t.partition, t.segment) for t in totals if t.fate in (Fate.MARKER, Fate.NOT_THE_MARKER)}
-    lost = {(x.state.parent, x.segment.id) for x in snapshot.lost()}
+    # Where retention took only the beginning of a segment, the marker at its end must still be there.
+    cut_off = {(x.state.parent, x.segment.id) for x in snapshot.lost() if x.reason is GapReason.CUT_OFF}
     for state in snapshot.states:
         number = state.parent.partition
         for s in state.lineage:
-            if s.end is None or (state.parent, s.id) in lost or s.end < start.of(s.source):
+            if s.end is None or (state.parent, s.id) in cut_off or s.end < start.of(s.source):
                 continue
             if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"

@@ -14,7 +14,7 @@ from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor, GapReason
-from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
+from kpsplit.splitter.records.offsets import Cause, RangeCommit
 
 JudgedCommits = Sequence[tuple[PartitionState, LoggedCommit, bool]]
 """Range commits as ``in_order`` returns them."""
@@ -23,7 +23,7 @@ JudgedCommits = Sequence[tuple[PartitionState, LoggedCommit, bool]]
 def in_order(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom) -> JudgedCommits:
     """Return the range commits of some groups (None: of all) by partition, in the order of the log.
 
-    With each whether it is judged: what lies before the time is in force, and not judged.
+    Each comes with whether it is judged. A commit from before the time is in force, but is not judged.
     """
     found: list[tuple[PartitionState, LoggedCommit, bool]] = []
     for state in snapshot.states:
@@ -50,7 +50,7 @@ def commits_move_forward(commits: JudgedCommits) -> Iterator[Finding]:
     for state, logged, is_new in commits:
         if is_new and isinstance(logged.commit, RangeCommit):
             yield from _going_back(fold, state, logged, logged.commit)
-        _take(fold, logged)
+        logged.fold_into(fold)
 
 
 def commits_leave_no_gap(commits: JudgedCommits) -> Iterator[Finding]:
@@ -67,18 +67,16 @@ def commits_reach_the_end(snapshot: Snapshot, commits: JudgedCommits) -> Iterato
 
 
 def _folded(commits: JudgedCommits) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
-    """Return all range commits as they are in force, and which groups have any in which partition."""
+    """Return all range commits as they are in force, and which groups have any in which partition.
+
+    A group whose commits were all withdrawn (``kpsplit forget``) has none, although the log may hold them.
+    """
     fold = CommitFold()
-    seen: dict[tuple[str, PhysicalPartition], PartitionState] = {}
-    for state, logged, _ in commits:
-        if logged.commit is not None:
-            seen[logged.group, state.parent] = state
-        _take(fold, logged)
-    return fold, [(group, state) for (group, _), state in sorted(seen.items(), key=lambda item: item[0])]
-
-
-def _take(fold: CommitFold, logged: LoggedCommit) -> None:
-    fold.take(CommitKey(logged.group, logged.parent, logged.range), logged.commit, logged.log_offset)
+    states = {state.parent: state for state, _, _ in commits}
+    for _, logged, _ in commits:
+        logged.fold_into(fold)
+    seen = sorted((group, parent) for parent in states for group in fold.groups(parent))
+    return fold, [(group, states[parent]) for group, parent in seen]
 
 
 def _outside_data(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
@@ -166,11 +164,13 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
         first, piece, _ = min(waiting)
         others = f" and {len(waiting) - 1} more ranges" if len(waiting) > 1 else ""
         message = f"group {group} stands at {first} of segment {segment.id} for {piece}{others}"
-        message += f"; it ends at {end}"
+        message += f"; the segment ends at {end}"
         retired = snapshot.gone.get(segment.source) is GapReason.RETIRED
         missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
         if retired:
-            message += ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
+            message += ", and its sub-topic was retired" + (
+                " while the group was reading it" if missed else ""
+            )
         finding = Finding(Severity.NOTE, state.parent, message, segment.id, group=group, key_hash=piece.lo)
         yield replace(finding, first=first, last=end - 1, count=end - first)
 
@@ -200,15 +200,12 @@ class Drained:
 
 def drained(snapshot: Snapshot) -> Iterator[Drained]:
     """Return how far every group has come in every partition for which it has range commits."""
-    fold = CommitFold()
-    for _, logged, _ in in_order(snapshot, None, JudgedFrom()):
-        _take(fold, logged)
-    for state in snapshot.states:
-        for group in fold.groups(state.parent):
-            pieces = fold.cursors(group, state.parent)
-            done = sum(r.width for r, c in pieces if c is not None and c.drained(state.lineage))
-            left = max((_left(state, cursor) for _, cursor in pieces), default=0)
-            yield Drained(group, state.parent, done / KEY_SPACE, left)
+    fold, seen = _folded(in_order(snapshot, None, JudgedFrom()))
+    for group, state in seen:
+        pieces = fold.cursors(group, state.parent)
+        done = sum(r.width for r, c in pieces if c is not None and c.drained(state.lineage))
+        left = max((_left(state, cursor) for _, cursor in pieces), default=0)
+        yield Drained(group, state.parent, done / KEY_SPACE, left)
 
 
 def _left(state: PartitionState, cursor: Cursor | None) -> int:

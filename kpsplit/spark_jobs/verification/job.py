@@ -110,11 +110,11 @@ def take_snapshot(
     """Return what is to be judged: the first half of ``verify``, which needs no Spark; errors as there."""
     _check_isolation(connection.get(ISOLATION))
     snapshot = Gatherer(connection, topic, partitions, patience).snapshot(with_groups=True)
-    known = {logged.group for logged in snapshot.commits}
-    for group in sorted(set(groups or ()) - known):
+    known = snapshot.groups()
+    for group in sorted(set(groups or ()).difference(known)):
         raise UsageError(
             f"group {group} has no range commit for topic {topic}",
-            hint=f"groups that have one: {', '.join(sorted(known))}" if known else "no group has one",
+            hint=f"groups that have one: {', '.join(known)}" if known else "no group has one",
         )
     return snapshot
 

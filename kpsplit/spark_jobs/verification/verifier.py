@@ -97,7 +97,7 @@ class VerifyCheck(StrEnum):
     )
     BOUNDARIES_AGREE = (
         "boundaries_agree",
-        "the offset log says all of the layouts that the control topic does, and the same",
+        "the offset log and the control topic say the same of every range that was opened",
         lambda v: boundaries_agree(v.snapshot),
     )
     STRETCHES_COMPLETE = (
@@ -112,7 +112,7 @@ class VerifyCheck(StrEnum):
     )
     FOREIGN_RECORDS = (
         "foreign_records",
-        "nobody else wrote to phantoms, after ends or in place of markers (physical offsets)",
+        "no other program wrote to phantoms, after ends or in place of markers (physical offsets)",
         lambda v: foreign_records(v.snapshot, v.totals),
     )
     SEQUENCES_COMPLETE = (
@@ -137,7 +137,7 @@ class VerifyCheck(StrEnum):
     )
     CERTIFICATES_AGREE = (
         "certificates_agree",
-        "each segment holds as many records of a producer as it says it delivered there",
+        "each segment holds as many records of a producer as its certificate says",
         lambda v: v.certificates_agree(),
     )
     COMMITS_WITHIN_DATA = (
@@ -213,7 +213,7 @@ class Verifier:
                 tuple(limited(found, COUNTED)),
                 tuple(unjudged(self.snapshot, self.totals)),
                 segment_totals(self.snapshot, self.totals),
-                tuple(sorted(self._groups or {c.group for c in self.snapshot.commits})),
+                tuple(sorted(self._groups or self.snapshot.groups())),
                 _counts(self.snapshot.topic, self.totals),
                 judged_since_ms=0 if since is None else since.ms,
                 checks=MEANINGS,
