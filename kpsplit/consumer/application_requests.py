@@ -46,6 +46,11 @@ from kpsplit.splitter.records.offsets import Bookmark
 
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 
+_SUBSCRIBED = (
+    "{} is enrolled, and this consumer is subscribed: outside on_assign nothing of it can be assigned by "
+    "hand; nothing was changed; call unsubscribe() first"
+)
+
 SlotName = tuple[str, int, int]
 """Topic, partition and index of a slot."""
 
@@ -328,6 +333,7 @@ class ApplicationRequests:
 
     def assign(self, starts: Mapping[PhysicalPartition, Cursor | None], *, more: bool) -> None:
         """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
+        self._refuse_in_group(parent.topic for parent in starts)
         new = []
         for parent, cursor in starts.items():
             assigned = by_hand(self._slots.metadata.subscribed(parent.topic), parent.partition)
@@ -341,6 +347,7 @@ class ApplicationRequests:
 
     def assign_slots(self, names: Sequence[SlotName], bookmarks: Sequence[Bookmark]) -> None:
         """Hold single slots without a group, each from its bookmarks where there are some."""
+        self._refuse_in_group(topic for topic, _, _ in names)
         metadata = self._slots.metadata
         new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in names]
         self._begin_by(bookmarks, new)
@@ -354,12 +361,13 @@ class ApplicationRequests:
         Raises:
             UsageError: a slot is not this member's.
         """
+        # First: a program that keeps bookmarks is asked again where this call of on_assign raises.
+        self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
         wanted = set(map(tuple, names))  # a name may come out of JSON, as a list
         for topic, number, index in wanted - {_name_of(h.slot) for h in self._slots}:
             raise UsageError(f"slot {index} of {topic}/{number} is not this member's; nothing was changed")
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if _name_of(h.slot) in wanted]
         self._begin_by(bookmarks, found)
-        self._membership.callbacks.by_slot |= {PhysicalPartition(t, number) for t, number, _ in names}
 
     def _begin_by(self, bookmarks: Sequence[Bookmark], assigned_slots: Iterable[AssignedSlot]) -> None:
         for assigned in assigned_slots:
@@ -367,6 +375,19 @@ class ApplicationRequests:
             assigned.saved = tuple(c for c in saved if c.range.overlaps(assigned.slot.range))
             if assigned.saved:
                 assigned.begin_by_bookmarks(self._slots.lineage(assigned.parent))
+
+    def _refuse_in_group(self, topics: Iterable[str]) -> None:
+        """Refuse to read enrolled topics by hand beside a group's slots.
+
+        As a member's, its commits would overwrite those of the slots' owners; as nobody's they are refused.
+
+        Raises:
+            KafkaException: there is a subscription, and an enrolled topic is among these.
+        """
+        if self._subscribing.wanted is not None:
+            for topic in topics:
+                if not self._slots.metadata.subscribed(topic).mode.plain:
+                    raise KafkaException(KafkaError(KafkaError._STATE, _SUBSCRIBED.format(topic)))
 
     def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
         if not more:

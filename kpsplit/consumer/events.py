@@ -27,17 +27,19 @@ Rebalanced = Callable[[Any, list[TopicPartition]], object]
 
 
 class Callback:
-    """A callback of the application that waits for its thread. ``done`` once it has returned or raised."""
+    """A callback of the application that waits for its thread. ``done``: it has returned or ``raised``."""
 
-    __slots__ = ("_call", "done")
+    __slots__ = ("_call", "done", "raised")
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
-        self.done = False
+        self.done = self.raised = False
 
     def run(self) -> None:
+        self.raised = True
         try:
             self._call()
+            self.raised = False
         finally:
             self.done = True
 
@@ -187,7 +189,17 @@ class RebalanceCallbacks:
 
     def announce(self, parents: AbstractSet[PhysicalPartition]) -> Callback | None:
         """Have on_assign called for those of some partitions of which the application does not know yet."""
-        new = parents - (self._announced - self.by_slot)
+        return self._announce(parents - (self._announced - self.by_slot))
+
+    def announce_again(self, parents: AbstractSet[PhysicalPartition]) -> Callback | None:
+        """Have on_assign called once more after it has raised, where the program keeps bookmarks.
+
+        What it would have given lies before or after the group's commit: only the program knows. Any other
+        begins where the group stands, as with the original.
+        """
+        return self._announce(parents) if self.by_slot else None
+
+    def _announce(self, new: AbstractSet[PhysicalPartition]) -> Callback | None:
         self._announced |= new
         self._ask_again(new)
         on_assign = self.on_assign

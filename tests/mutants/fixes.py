@@ -693,7 +693,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "read a plain partition along the lineage of before",
         "consumer.slots.assigned_slots",
-        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self._order()\n",
+        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self.reorder()\n",
         "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n",
         "unit/test_consumer_returning.py",
     ),

@@ -10,15 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.runner import _take_back_outputs
 from kpsplit.consumer.session import ConsumerSession
-from kpsplit.consumer.slots.assigned import SlotStage, SlotStart, by_bookmarks, slot_by_hand
+from kpsplit.consumer.slots.assigned import (
+    NoOffsetError,
+    SlotStage,
+    SlotStart,
+    by_bookmarks,
+    slot_by_hand,
+)
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
@@ -373,3 +380,124 @@ def test_on_assign_cannot_begin_a_slot_that_is_not_this_members(world: World) ->
 def test_a_view_that_is_not_fresh_refuses_no_bookmark_of_another_topic(world: World) -> None:
     world.metadata.fresh = lambda: False  # type: ignore[method-assign]
     assert not world.calls.known([bookmark(at(WHOLE, 3), topic_id="other")])
+
+
+def test_a_program_that_keeps_bookmarks_is_asked_again_where_on_assign_raises(world: World) -> None:
+    fails = []
+    asked: list[int] = []
+
+    def give() -> None:
+        calls, mark = world.calls, world.buffer.mark()
+        slots = world.engine.ask(lambda: calls.slots(mark)).result(10)
+        asked.append(len(slots))
+        if fails:
+            raise OSError(fails.pop())
+        saved = [bookmark(at(slot(index).range, 6)) for index in range(SLOTS)]
+        names = [(one.topic, one.partition, one.index) for one in slots]
+        world.engine.ask(lambda: calls.start_slots(names, saved)).result(10)
+
+    world.subscribe()
+    world.inside["assign"] = give
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the first slot")
+    fails += ["the store is away still", "the store is away"]
+    world.coordinator.give(1)
+    for reason in ("the store is away", "the store is away still"):
+        with pytest.raises(OSError, match=f"^{reason}$"):
+            world.polls(lambda: slot(1) in world.reader.owned, "what on_assign raises")
+    world.polls(lambda: slot(1) in world.reader.owned, "the second slot")
+    assert asked == [1, 2, 2, 2]
+    assert world.reader.owned[slot(1)].positions == {0: 6}
+
+
+def test_a_bookmark_that_on_assign_cannot_give_begins_no_slot(world: World) -> None:
+    names = [[(TOPIC, 0, 0)], [(TOPIC, 0, 3)]]
+
+    def give() -> None:
+        saved, wanted = [bookmark(at(WHOLE, 6))], names.pop()
+        world.engine.ask(lambda: world.calls.start_slots(wanted, saved)).result(10)
+
+    world.subscribe()
+    world.inside["assign"] = give
+    world.coordinator.give(0)
+    with pytest.raises(UsageError, match="is not this member's"):
+        world.polls(lambda: world.reader.owned, "what on_assign raises")
+    world.polls(lambda: world.reader.owned, "the slot")
+    assert world.reader.owned[slot(0)].positions == {0: 6}
+
+
+def has_no_offset(world: World) -> None:
+    world.group_offsets.starts = lambda wanted, _: [NoOffsetError(w.lineage.parent) for w in wanted]  # type: ignore[assignment, misc]
+
+
+def test_on_assign_gives_a_start_where_the_reset_policy_is_error(world: World) -> None:
+    def give() -> None:
+        saved = [bookmark(at(WHOLE, 6))]
+        world.engine.ask(lambda: world.calls.start_slots([(TOPIC, 0, 0)], saved)).result(10)
+
+    has_no_offset(world)
+    world.subscribe()
+    world.inside["assign"] = give
+    world.coordinator.give(0)
+    assert not world.polls(lambda: world.reader.owned, "the slot"), "no error event"
+    assert world.reader.owned[slot(0)].positions == {0: 6}
+
+
+def test_without_a_start_from_on_assign_the_error_comes_after_it(world: World) -> None:
+    has_no_offset(world)
+    world.subscribe()
+    world.coordinator.give(0, 1)
+    [event] = world.take(1)
+    error = event.error()
+    assert error is not None
+    assert error.code() == KafkaError._AUTO_OFFSET_RESET
+    assert world.told == [("assign", [0])]
+    assert [one.stage for one in world.slots] == [SlotStage.STOPPED, SlotStage.STOPPED]
+
+
+def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: World) -> None:
+    world.metadata.view.enrolments.clear()
+    world.engine.ask(lambda: world.calls.assign({PARENT: None}, more=False)).result(10)
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert [one.mode for one in world.slots] == [Mode.PLAIN]
+    enrolled(world, settled=False)
+    world.polls(lambda: [one.mode for one in world.slots] == [Mode.WHOLE], "the enrolment")
+    commit_three_records(world)
+    assert world.group_offsets.commits == [{WHOLE: 3}]
+
+
+def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world: World) -> None:
+    tokens: list[PhysicalPartition] = []
+    real = world.group_offsets.commit
+
+    def commit(processed: list[Any], *args: Any) -> None:
+        tokens.extend(p.token for p in processed)
+        real(processed, *args)
+
+    world.group_offsets.commit = commit  # type: ignore[method-assign]
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 3)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    changed = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, True, 2, generation=2)
+    world.metadata.view.enrolments[TOPIC] = changed
+    world.metadata.position += 1
+    commit_three_records(world)
+    assert tokens == [PhysicalPartition(changed.slots_topic, 0)]
+
+
+def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(world: World) -> None:
+    calls = world.calls
+    world.subscribe()
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    for by_hand in (
+        lambda: calls.assign({PARENT: None}, more=True),
+        lambda: calls.assign_slots([(TOPIC, 0, 1)], ()),
+    ):
+        with pytest.raises(KafkaException, match=r"nothing was changed; call unsubscribe\(\) first"):
+            world.engine.ask(by_hand).result(10)
+    assert [one.slot for one in world.slots] == [slot(0)]
+    world.engine.ask(world.engine.subscribing.leave).result(10)
+    world.polls(lambda: world.state is State.UNSUBSCRIBED, "the end of the membership")
+    world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 1)], ())).result(10)
+    world.polls(lambda: slot(1) in world.reader.owned, "the slot by hand")
+    assert world.told == [("assign", [0]), ("revoke", [0])], "a program is not told of what it assigns"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import TopicPartition
 
 from kpsplit.consumer.commit.writes import (
@@ -145,6 +146,15 @@ def test_a_partition_that_is_not_enrolled_has_ordinary_offsets_only():
     plain = processed(Cursor(WHOLE, {0: 30}), mode=Mode.PLAIN)
     assert writes([plain], ME, CommitFold()) is None
     assert plain_offsets([plain]) == {PARENT: 30}
+
+
+@pytest.mark.parametrize(("at", "offset"), [({0: 30}, 30), ({0: 1000}, 1001), ({2: 7}, 1001)])
+def test_the_offset_of_a_plain_partition_is_of_its_own_log_although_it_is_split_by_now(at, offset):
+    split = LIFE.split
+    cursor = Cursor(WHOLE, at).settled(split.lineage)
+    assert plain_offsets([Processed(split, Mode.PLAIN, (cursor,), (), split.parent)]) == {
+        split.parent: offset
+    }
 
 
 def test_what_was_processed_by_a_newer_lineage_waits_for_the_view():

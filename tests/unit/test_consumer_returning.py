@@ -196,6 +196,19 @@ def test_workers_do_first_what_was_read_so_that_nothing_is_done_again() -> None:
         assert world.group_offsets.commits[-1] == {WHOLE: 3}
 
 
+def test_what_is_assigned_by_hand_is_read_on_along_its_lineage_when_the_topic_is_left() -> None:
+    with World() as world:
+        enrolled = world.metadata.view.enrolments.pop(TOPIC)
+        world.engine.call(lambda: world.calls.assign({PARENT: None}, more=False))
+        world.polls(lambda: PARTITION in world.reader.owned and held_as(world, Mode.PLAIN), "the partition")
+        world.metadata.view.enrolments[TOPIC] = enrolled
+        world.until(lambda: held_as(world, Mode.WHOLE), "it to follow the enrolment")
+        says(world, 4)
+        pass_turns(world, 3)
+        assert world.engine.call(lambda: world.slots.state(PARENT).topic_id) == "id"
+        assert PARTITION in world.reader.owned and held_as(world, Mode.WHOLE)
+
+
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize(("number", "alone"), [(2, True), (4, True), (0, False)])
 def test_lanes_are_committed_as_one_place_only_where_the_topic_returns(

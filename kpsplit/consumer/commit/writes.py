@@ -171,12 +171,19 @@ class Writes:
 
 
 def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int]:
-    """Return the ordinary offsets of partitions that are not enrolled: all there is to commit of them."""
-    return {
-        p.parent: min(position for c in p.cursors for position in c.positions.values())
-        for p in processed
-        if p.mode.plain and any(c.positions for c in p.cursors)
-    }
+    """Return the ordinary offsets of partitions that are not enrolled: all there is to commit of them.
+
+    Of the partition itself, also where the view has an enrolment and a split by now: an offset of a sub-topic
+    is of another log.
+    """
+    plain = [p for p in processed if p.mode.plain and any(c.positions for c in p.cursors)]
+    return {p.parent: at for p in plain for at in _in_parent(p)}
+
+
+def _in_parent(processed: Processed) -> list[int]:
+    """Return the ordinary offset of a logical partition's own log, if it can be told."""
+    found = ordinary_offsets(processed.state, processed.cursors)
+    return [found[processed.parent]] if processed.parent in found else []
 
 
 def writes(

@@ -394,7 +394,7 @@ class Subscribing:
         self._metadata = slots.metadata
         self.topics = topics
         self._events = events
-        self._wanted: tuple[str, ...] | None = None
+        self.wanted: tuple[str, ...] | None = None
         self._shared: Sequence[Subscribed] = ()
         self._leaving = self.by_hand = False
         """Partitions were assigned by hand: there is no group."""
@@ -402,15 +402,15 @@ class Subscribing:
     def subscribe(self, names: Sequence[str]) -> None:
         """Take a new subscription of the application; an empty one is none."""
         resolve(names, (), ())  # a pattern that is none is refused at once
-        self._wanted = tuple(names) or None
+        self.wanted = tuple(names) or None
         self._peers.wait_anew()
         self.topics.list_anew()
-        if self._wanted is None:
+        if self.wanted is None:
             self.leave()
 
     def leave(self) -> None:
         """Leave the group: a revocation of everything follows."""
-        self._wanted = None
+        self.wanted = None
         self._leaving = True
         self._membership.leave_group()
 
@@ -427,13 +427,13 @@ class Subscribing:
         """Follow the view and the cluster's topics; nothing is changed from inside a rebalance."""
         if nested:
             return
-        if self._membership.away or self._wanted is None:
+        if self._membership.away or self.wanted is None:
             self._leave_for_now()
             return
         metadata = self._metadata
-        if not metadata.ready or (listed := self._listed(self._wanted)) is None:
+        if not metadata.ready or (listed := self._listed(self.wanted)) is None:
             return
-        names = resolve(self._wanted, listed, subtopics(metadata.view.states.values()))
+        names = resolve(self.wanted, listed, subtopics(metadata.view.states.values()))
         topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]
         wanted = frozenset(t.group_topic for t in topics)
         self._membership.take_back(wanted)

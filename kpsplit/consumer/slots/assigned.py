@@ -216,6 +216,22 @@ class AssignedSlot:
         """Where it begins, by pieces; nothing while that is not known."""
         return () if self.start is None else self.start.pieces
 
+    def follow_enrolment(self, topic: Subscribed) -> bool:
+        """Have ranges committed of what is assigned by hand once its topic is enrolled; True if it is now."""
+        follows = self.by_hand and self.mode.plain and not topic.mode.plain
+        self.mode = Mode.WHOLE if follows else self.mode
+        return follows
+
+    def token(self, topic: Subscribed) -> PhysicalPartition:
+        """Return the partition of a group's topic that a commit names for it.
+
+        One of the present slots topic for what is assigned by hand: that keeps no former one from being
+        deleted.
+        """
+        if self.mode is not Mode.SLOTS or not self.by_hand:
+            return self.place
+        return PhysicalPartition(topic.group_topic, slot_number(self.parent.partition, 0, topic.slots))
+
     def found(self, start: SlotStart) -> None:
         self.start = start
         self.committed = start.pieces if start.committed else ()
@@ -389,5 +405,6 @@ def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
     It shares nothing with anyone, so it does not wait until an enrolment is settled.
     """
     parent = PhysicalPartition(topic.topic, partition)
-    mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE
-    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)
+    assigned = AssignedSlot(OwnedSlot(parent, 0, 1), parent, Mode.PLAIN, by_hand=True)
+    assigned.follow_enrolment(topic)
+    return assigned

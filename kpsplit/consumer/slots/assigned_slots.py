@@ -148,7 +148,7 @@ class AssignedSlots:
             # Never one that the slot had before: a commit may be under way since then.
             assigned.epoch = self._next_epoch()
         self._by_slot.update({h.slot: h for h in assigned_slots})
-        self._order()
+        self.reorder()
 
     def drop(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Hold slots no more: reader, sink and state store forget them."""
@@ -160,15 +160,15 @@ class AssignedSlots:
         """Hold slots no more, whatever else knows them; nothing here can fail."""
         for assigned in assigned_slots:
             self._by_slot.pop(assigned.slot, None)
-        self._order()
+        self.reorder()
 
     def share(self, modes: Mapping[str, Mode]) -> None:
         """Share slots that are not started as the group's topics are shared now; MOVING where one is gone."""
         for assigned in self.on((SlotStage.WANTED,)):
             assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
-        self._order()
+        self.reorder()
 
-    def _order(self) -> None:
+    def reorder(self) -> None:
         self._along_lineage = {h.parent for h in self._by_slot.values() if not h.mode.plain}
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
 
@@ -221,7 +221,8 @@ class AssignedSlots:
         written = tuple(c for h in mine for c in cursors.get(h.slot, ()))
         unchanged = tuple(c for h in mine if h.slot not in cursors for c in h.committed)
         first, epochs = next(h for h in mine if h.slot in cursors), self.epochs.of(parent, written)
-        return Processed(self.state(parent), first.mode, written, unchanged, first.place, epochs, ranges)
+        token = first.token(self.metadata.subscribed(parent.topic))
+        return Processed(self.state(parent), first.mode, written, unchanged, token, epochs, ranges)
 
     def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
         """Return what a commit says in the terms of applications: one logical offset per partition.
@@ -350,7 +351,6 @@ class AssignedSlots:
             assigned.stage = SlotStage.FOUND
 
     def restored(self, assigned: AssignedSlot) -> bool:
-        """Return whether the state of a slot is there; see ``StateBinding.restored``."""
         return self.state_binding.restored(assigned, self.sink)
 
     def _take_back(self, assigned_slots: Sequence[AssignedSlot]) -> None:

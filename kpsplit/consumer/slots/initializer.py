@@ -119,11 +119,11 @@ class SlotInitializer:
         for cause in failed.values():
             self.held_up += isinstance(cause, StillOwnedError)
             self._failed(cause, [h for h, start in starts if start is cause])
-        for parent in {start.parent for _, start in starts if isinstance(start, NoOffsetError)}:
-            self._no_offset(parent, [h for h, _ in starts if h.parent == parent])
         for assigned, start in starts:
             if isinstance(start, SlotStart):
                 self._found(assigned, start)
+            elif isinstance(start, NoOffsetError):
+                assigned.stage = SlotStage.FOUND  # on_assign may name a start
 
     def _judged(self, starts: list[tuple[AssignedSlot, Found]]) -> list[tuple[AssignedSlot, Found]]:
         """Take commits of a newer lineage for wrong when the view has had time to reach it."""
@@ -147,11 +147,6 @@ class SlotInitializer:
         if assigned.saved:
             assigned.begin_by_bookmarks(self._slots.lineage(assigned.parent))
 
-    def _no_offset(self, parent: PhysicalPartition, waiting: list[AssignedSlot]) -> None:
-        for assigned in waiting:
-            assigned.stage = SlotStage.STOPPED
-        self._events.tell(reset_error(parent), **named(parent))
-
     def _failed(self, error: Exception, waiting: list[AssignedSlot]) -> None:
         self._rest_until = monotonic() + REST_SECONDS
         for assigned in waiting:
@@ -170,7 +165,7 @@ class SlotInitializer:
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if self._restored(h)]
         if not found:
             return
-        callback = self._callbacks.announce({h.parent for h in found})
+        callback = self._callbacks.announce({h.parent for h in found if not h.by_hand})
         if callback is None:
             self._begin(found)
         else:
@@ -191,23 +186,42 @@ class SlotInitializer:
     def _begin_announced(self) -> None:
         if self._announced is None or not self._announced[0].done:
             return
-        (_, found), self._announced = self._announced, None
-        self._begin(h for h in self._slots.still(found) if h.stage is SlotStage.FOUND)
+        (callback, found), self._announced = self._announced, None
+        found = [h for h in self._slots.still(found) if h.stage is SlotStage.FOUND]
+        told = {h.parent for h in found if not h.by_hand}
+        again = self._callbacks.announce_again(told) if callback.raised else None
+        if again is None:
+            self._begin(found)
+        else:
+            self._announced = (again, found)
 
     def _begin(self, found: Iterable[AssignedSlot]) -> None:
+        without: set[PhysicalPartition] = set()
         for assigned in found:
+            if assigned.start is None:  # nor has on_assign named one
+                assigned.stage = SlotStage.STOPPED
+                without.add(assigned.parent)
+                continue
             assigned.reset, assigned.topic_id = False, self._slots.state(assigned.parent).topic_id
             self._slots.begin(assigned)
+        for parent in sorted(without):
+            self._events.tell(reset_error(parent), **named(parent))
 
 
 class EnrolmentGuard:
-    """Moves slots between READING and HELD, as enrolments of their topics allow."""
+    """Moves slots between READING and HELD, as enrolments of their topics allow.
+
+    What was assigned by hand is shared with nobody: it is read on, and its ranges are committed from then on.
+    """
 
     def __init__(self, slots: AssignedSlots, committer: Committer) -> None:
         self._slots = slots
         self._committer = committer
 
     def turn(self) -> None:
+        known = self._slots.metadata.subscribed
+        if [h for h in self._slots if h.follow_enrolment(known(h.parent.topic))]:
+            self._slots.reorder()  # the view of before is theirs also when the topic is left
         for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
             if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)
