@@ -157,6 +157,35 @@ class Admin:
         """
         return enrolment.enrol(self._session, topic, partitioner, observer, slots)
 
+    def plan_unenrol(self, topic: str) -> list[Check]:
+        """Return what forbids leading a topic back to plain clients now: failed checks. Changes nothing.
+
+        Raises:
+            UsageError: the topic is not enrolled and never was. AuthorizationError: groups may be hidden.
+        """
+        return enrolment.plan_unenrol(self._session, topic)
+
+    def unenrol(
+        self, topic: str, observer: Observer = ignore_steps, *, wait_seconds: float = 0.0
+    ) -> Enrolment:
+        """Lead a topic back to plain clients; return its last record. Where a run broke off it goes on.
+
+        Waits for two leases, and until each group stands at one ordinary offset in each partition.
+
+        Args:
+            topic: enrolled, and neither split nor with sub-topics that are not retired.
+            observer: called with each step that is done, in this thread, and with groups that are waited for.
+            wait_seconds: how long groups are waited for before anything is recorded.
+
+        Raises:
+            UsageError: the topic is not enrolled and never was.
+            CheckFailedError: something forbids it; the hint is the command that helps.
+            DeadlineExceededError: a group did not come so far in time; if ``changed``, the topic is on its
+                way.
+            ConflictError: somebody enrolled the topic otherwise meanwhile.
+        """
+        return enrolment.unenrol(self._session, topic, observer, wait_seconds)
+
     # -- split and merge -----------------------------------------------------------------------------
 
     def split(

@@ -58,6 +58,7 @@ SET_UP, OPERATE, LOOK, TRY = "Set up", "Split and merge", "Look", "Try out"
 VERBS = (
     Verb("init", "Create kpsplit's own topics.", SET_UP, True),
     Verb("enroll", "Make a topic's partitions splittable.", SET_UP, True),
+    Verb("unenroll", "Lead a topic back to plain clients.", SET_UP, True),
     Verb("doctor", "Check the cluster and everything that kpsplit owns.", SET_UP),
     Verb("completion", "Print a completion script for a shell.", SET_UP),
     Verb("plan", "Show what a split or merge would do.", OPERATE),

@@ -230,8 +230,7 @@ class ApplicationRequests:
         return [self._request(PhysicalPartition(p.topic, p.partition)) for p in parts]
 
     def _request(self, parent: PhysicalPartition) -> StartRequest:
-        metadata = self._slots.metadata
-        state, mode = metadata.state(parent), metadata.subscribed(parent.topic).mode
+        state, mode = self._slots.state(parent), self._slots.metadata.subscribed(parent.topic).mode
         return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
     def known(self, bookmarks: Iterable[Bookmark] = (), names: Iterable[SlotName] = ()) -> bool:

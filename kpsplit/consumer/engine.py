@@ -381,7 +381,7 @@ class Engine(threading.Thread):
             return
         for parent in self.slots.parents():
             if any(h.in_sink for h in self.slots.of(parent)):
-                self.reader.update(self.metadata.state(parent))
+                self.reader.update(self.slots.state(parent))
         self._adopted = position
 
     def _poll_group(self) -> None:

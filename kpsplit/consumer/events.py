@@ -11,6 +11,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.slots.assigned import AssignedOffset
 from kpsplit.errors import (
     AuthorizationError,
@@ -19,6 +20,7 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from kpsplit.splitter.group_slots import Mode, Subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 
 Rebalanced = Callable[[Any, list[TopicPartition]], object]
@@ -267,3 +269,33 @@ _CODES: dict[type[KpsplitError], int] = {
     UnreachableError: KafkaError._TRANSPORT,
     AuthorizationError: KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
+
+
+_UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
+"""librdkafka reports it as a fatal error without a code of its own."""
+
+
+def explained(error: KafkaError, settings: ConsumerSettings, topics: Sequence[Subscribed]) -> KafkaError:
+    """Return an error of the group consumer in terms of the application's topics and settings."""
+    code, text = error.code(), error.str()
+    if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+        return KafkaError(
+            code,
+            "the other members of the group do not use the setting of this one, "
+            f"partition.assignment.strategy={settings.strategy}; give all members the same "
+            "partition.assignment.strategy and group.protocol",
+        )
+    if settings.assignor and _UNSUPPORTED in text:
+        return KafkaError(
+            KafkaError.UNSUPPORTED_ASSIGNOR,
+            f"the brokers have no assignor group.remote.assignor={settings.assignor}; nothing was assigned; "
+            "give the name of one of theirs (their setting group.consumer.assignors: uniform and range "
+            "unless changed), or none",
+            fatal=error.fatal(),
+        )
+    for topic in topics:
+        slots = topic.group_topic
+        if topic.mode is Mode.SLOTS and slots in text:
+            hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic.topic}"
+            return KafkaError(code, f"{text}; the slots of topic {topic.topic} cannot be seen: {hint}")
+    return error

@@ -26,7 +26,7 @@ from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
-from kpsplit.splitter.group_slots import Subscribed, subscribed
+from kpsplit.splitter.group_slots import Mode, Subscribed, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment, SlotDivision
@@ -101,9 +101,22 @@ class Metadata:
         over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
         return subscribed(topic, enrolment, lease_over=over)
 
-    def state(self, parent: PhysicalPartition) -> PartitionState:
-        """Return a partition's state; that of a topic that is not enrolled is unsplit."""
-        return self.view.state(parent) or PartitionState.unsplit(parent, "")
+    def returning(self, topic: str, mode: Mode) -> bool:
+        """Return whether partitions that are shared so come to one place each: the topic returns, or has."""
+        recorded = self.view.recorded(topic)
+        return mode is Mode.WHOLE and recorded is not None and recorded.returning
+
+    def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
+        """Return a partition's state; that of a topic that is not enrolled is unsplit.
+
+        ``left``: that of a topic that is back with plain clients is its last one.
+        """
+        if left and (last := self.view.left_states.get(parent)) is not None:
+            return last
+        enrolment = self.view.enrolments.get(parent.topic)
+        back = enrolment is not None and enrolment.returning and self.subscribed(parent.topic).mode.plain
+        state = None if back and not left else self.view.state(parent)
+        return state or PartitionState.unsplit(parent, "")
 
     # -- keeping it fresh --------------------------------------------------------------------------
 

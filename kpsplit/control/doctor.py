@@ -240,7 +240,8 @@ def _enrolments(found: Findings) -> Iterator[Trouble]:
         if topic is None:
             yield f"enrolled topic {name} does not exist", "restore it, or leave it: nothing is done to it"
             continue
-        again, least = f"run: kpsplit enroll {name}", topic.min_insync
+        verb = "unenroll" if enrolment.returning else "enroll"
+        again, least = f"run: kpsplit {verb} {name}", topic.min_insync
         if topic.topic_id != enrolment.topic_id:
             yield f"topic {name} was deleted and made again since it was enrolled", again
         if topic.compacted:
@@ -250,6 +251,9 @@ def _enrolments(found: Findings) -> Iterator[Trouble]:
         if topic.config.get("unclean.leader.election.enable") == "true":
             remedy = f"set unclean.leader.election.enable=false on {name}"
             yield f"topic {name} allows unclean elections", remedy
+        if enrolment.returning:
+            yield enrolment.change_text, again
+            continue
         if not enrolment.settled:
             yield f"the enrolment of {name} is not settled: every member waits a lease when it starts", again
         if enrolment.former is not None:

@@ -7,29 +7,34 @@ when no group has them any more (protocol, section 10.15).
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import AGAIN, SlotsTopics, changed, create_own_topics
 from kpsplit.control.plans import Check, Sample, partitioner_check, sample_partition
-from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
+from kpsplit.control.session import (
+    LOOK_AGAIN_SECONDS,
+    ClusterSession,
+    EnrolmentRecords,
+    Withdraw,
+    ignore_steps,
+    lease_seconds,
+    wait_a_lease,
+)
+from kpsplit.control.unenrolment import EFFORT_SECONDS, Unenroller, changelogs_of, withdraw_commits
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
-    FencedError,
     UsageError,
     behind_a_change,
     duration,
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.coordinators import group_names
-from kpsplit.kafka.groups import range_commits, readers_of, readers_of_topics
+from kpsplit.kafka.groups import readers_of, readers_of_topics
 from kpsplit.kafka.kafka_python import refuse_another_topic
-from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -45,8 +50,6 @@ from kpsplit.splitter.records.control import (
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     SETTINGS_KEY,
-    is_changelog_of,
-    offsets_partition,
 )
 
 MOST_OFFSETS_PARTITIONS = 10_000
@@ -87,37 +90,11 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
     return created
 
 
-Withdraw = Callable[[Sequence[tuple[int, bytes]], Deadline], None]
-
-
-def withdraw_commits(
-    admin: ClusterAdmin, withdraw: Withdraw, topic: TopicFacts, deadline: Deadline
-) -> tuple[str, ...]:
-    """Withdraw what all groups have committed for a topic; return these groups.
-
-    Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
-    pass over the first 1000 records of the new topic without a word.
-
-    Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
-    which was claimed when it was not: who claims it since, and may enrol it, has this refused.
-    """
-    parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(admin, parents, deadline)
-    stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
-    if stale:
-        count = offset_log_partitions(admin)
-        withdraw([(offsets_partition(parent, count), key.encode()) for parent, key in stale], deadline)
-    return tuple(sorted({key.group for _, key in stale}))
-
-
 PARTITIONS_SAMPLED = 8
 RECORDS_SAMPLED = 250
-EFFORT_SECONDS = 10.0
-"""For what an enrolment does besides waiting for a lease."""
 _OWN_PREFIX = "__"
 _UNSETTLED = "groups go on a lease after they have seen it; to have it settled run: kpsplit enroll {}"
 _UNFINISHED = "groups go on with the new slots; to have the former ones removed run: kpsplit enroll {}"
-_LOOK_AGAIN = 0.5
 
 
 def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
@@ -138,19 +115,27 @@ def existing_enrolment(topic: TopicFacts, partitioner: Partitioner, view: Contro
     """Return the enrolment that a topic has already, None if it has none.
 
     Raises:
-        ConflictError: it is enrolled with another partitioner, or the topic is not the one that was enrolled.
+        ConflictError: it is enrolled with another partitioner, the topic is not the one that was enrolled, or
+            it is being returned to plain clients.
     """
-    known = view.enrolments.get(topic.name)
+    known = view.recorded(topic.name)
     if known is None:
         return None
     if known.topic_id != topic.topic_id:
-        touched = sorted(str(p) for p in view.states if p.topic == topic.name)
+        touched = sorted(str(p) for p in (*view.states, *view.left_states) if p.topic == topic.name)
         if touched:
             raise ConflictError(
                 f"topic {topic.name} was deleted and made again; {touched[0]} has a lineage of the old one",
                 hint="make the topic under another name and enroll that",
             )
         return None
+    if known.left:
+        return None
+    if known.returning:
+        raise ConflictError(
+            known.change_text,
+            hint=f"to finish that run: kpsplit unenroll {topic.name}; then it can be enrolled again",
+        )
     if known.partitioner is not partitioner:
         raise ConflictError(
             f"topic {topic.name} is enrolled with partitioner {known.partitioner}, not {partitioner}",
@@ -190,7 +175,7 @@ class Enroller:
     def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
         self._admin = session.admin
         self._tail = session.tail
-        self._log = session.enrolments
+        self._records = EnrolmentRecords(session.enrolments, observer)
         self._slots_topics = slots_topics
         self._observe = observer
 
@@ -248,7 +233,10 @@ class Enroller:
         if known is not None and complete:
             return known
         if known != begun:
-            self._write("Enrol", known or before, begun, deadline, None if known or not before else topic)
+            if known is None and before is not None:
+                self._write_over(topic, before, begun, deadline)
+            else:
+                self._write("Enrol", known, begun, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
@@ -284,7 +272,7 @@ class Enroller:
         if former is None:
             return
         group_names(self._admin, deadline)  # groups that are hidden would keep the former slots unnoticed
-        kept = sorted(name for name in self._admin.topics() if is_changelog_of(name, change.topic))
+        kept = changelogs_of(self._admin, change.topic)
         if kept:
             more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
             raise CheckFailedError(
@@ -311,7 +299,7 @@ class Enroller:
             return enrolment
         with behind_a_change(_UNFINISHED.format(enrolment.topic)):
             self._await_released(former, deadline)
-            self._refuse_another((enrolment,), enrolment.topic, deadline)
+            self._records.expect(enrolment, deadline)
             if self._admin.delete(former.topic, answer_within(deadline)):
                 self._observe(StepDone("DeleteSlots", 0.0, former.topic))
             finished = replace(enrolment, former_slots=None)
@@ -323,73 +311,28 @@ class Enroller:
         started = monotonic()
         while groups := readers_of_topics(self._admin, {former.topic}, deadline):
             deadline.check(f"group {groups[0]} to release the slots of {former.topic}")
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(LOOK_AGAIN_SECONDS)
         self._observe(StepDone("Release", monotonic() - started, former.topic))
 
-    # -- records -----------------------------------------------------------------------------------
+    def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
+        self._records.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
 
-    def _refuse_another(
-        self, expected: Sequence[Enrolment | None], topic: str, deadline: Deadline
-    ) -> Enrolment | None:
-        """Return the enrolment that is recorded now; raises ConflictError if it is none of these."""
-        return _expected(self._log(topic, deadline).look(deadline), expected, topic)
-
-    def _write(
-        self,
-        name: str,
-        before: Enrolment | None,
-        enrolment: Enrolment,
-        deadline: Deadline,
-        made_again: TopicFacts | None = None,
+    def _write_over(
+        self, made_again: TopicFacts, before: Enrolment, enrolment: Enrolment, deadline: Deadline
     ) -> None:
-        """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
+        """Write an enrolment over that of another topic of the name, or of this one until it was left.
 
-        ``made_again``: the topic, if ``before`` is that of another one of its name.
-
-        The look that decides comes after the claim: who claims the topic after it has the write refused. A
-        look before it spares the others a claim that leads to nothing. Where another operator has written it
-        already nothing is written.
+        What groups had committed until then is withdrawn by the same claim.
         """
-        started, topic = monotonic(), enrolment.topic
-        log, there = self._log(topic, deadline), (enrolment, replace(enrolment, settled=True))
-        recorded = withdrew = False
-        while not recorded:
-            began = monotonic()
-            with behind_a_change(done=withdrew):
-                for look in (log.look, log.claim):
-                    if _expected(look(deadline), (before, *there), topic) in there:
-                        return
-                try:
-                    withdrew = self._withdraw(log.withdraw, made_again, deadline) or withdrew
-                    with behind_a_change(done=withdrew):
-                        log.record(enrolment, deadline, _UNSETTLED.format(topic))
-                    recorded = True
-                except FencedError as error:
-                    withdrew = withdrew or error.changed is True
-                    if log.look(deadline) not in (before, *there):
-                        raise
-                    deadline.check(f"another operator to enrol topic {topic}")
-                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
-                    # for all: where a try takes longer than it, they would fence each other until the end.
-                    pause = _LOOK_AGAIN + random.uniform(0, 2 * (monotonic() - began))
-                    time.sleep(min(pause, deadline.left()))
-        self._observe(StepDone(name, monotonic() - started, topic))
 
-    def _withdraw(self, withdraw: Withdraw, made_again: TopicFacts | None, deadline: Deadline) -> bool:
-        groups = withdraw_commits(self._admin, withdraw, made_again, deadline) if made_again else ()
-        for group in groups:
-            self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
-        return bool(groups)
+        def withdraw_all(withdraw: Withdraw) -> bool:
+            groups = withdraw_commits(self._admin, withdraw, made_again, deadline)
+            for group in groups:
+                self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
+            return bool(groups)
 
-
-def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:
-    """Return what is recorded; raises ConflictError if it is none of these."""
-    if found not in expected:
-        raise ConflictError(
-            f"topic {topic} was enrolled by another process at the same time",
-            hint="look at: kpsplit status",
-        )
-    return found
+        hint = _UNSETTLED.format(enrolment.topic)
+        self._records.write("Enrol", before, enrolment, deadline, hint, first=withdraw_all)
 
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
@@ -427,7 +370,7 @@ def enrol(
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     gone = False
-    before = view.enrolments.get(topic)  # maybe of the topic that had this name before
+    before = view.recorded(topic)  # of the topic that had this name before, or of this one until it was left
     if known is None and before is not None:
         refuse_another_topic(session.connection, topic, facts.topic_id)
         if (former := before.former) is not None:
@@ -437,3 +380,11 @@ def enrol(
             observer(StepDone("DeleteSlots", 0.0, former.topic))
     with behind_a_change(done=gone):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)
+
+
+def plan_unenrol(session: ClusterSession, topic: str) -> list[Check]:
+    return Unenroller(session, topic, ignore_steps).obstacles()
+
+
+def unenrol(session: ClusterSession, topic: str, observer: Observer, patience: float) -> Enrolment:
+    return Unenroller(session, topic, observer, patience).run()

@@ -77,7 +77,7 @@ class PartitionOperations:
         refuse_moved_on(plan, state)
         session.registrations().read(deadline).to_ask(topic)  # nobody is refused in the middle
         enrolment = view.enrolments.get(topic)
-        if enrolment is not None and not enrolment.settled:
+        if enrolment is not None and not enrolment.settled and not enrolment.returning:
             enroller(session, self._observer).settle(session.admin.describe(topic), enrolment, deadline)
         failed = self.planner.failed_now(plan, view, force, deadline)
         if failed is not None:

@@ -275,6 +275,8 @@ def _existence(facts: Facts) -> tuple[Check, ...]:
 def _enrolled(facts: Facts, topic: str) -> Check:
     if facts.enrolment is None:
         return Check("enrolled", False, f"topic {topic} is not enrolled", f"run: kpsplit enroll {topic}")
+    if facts.enrolment.returning and facts.kind is OperationKind.SPLIT:
+        return Check("stays enrolled", False, facts.enrolment.change_text, f"run: kpsplit unenroll {topic}")
     if facts.enrolment.settled:
         return Check("enrolled", True, f"enrolled with partitioner {facts.enrolment.partitioner}")
     return Check("enrolled", True, "enrolled, not settled yet: the operation waits one lease first")

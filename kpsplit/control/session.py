@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import UsageError
+from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
 from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
-from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 
 FIRST_CONTACT_SECONDS = 6.0
+LOOK_AGAIN_SECONDS = 0.5
+"""How soon it is looked again whether others have come so far."""
 
 
 def ignore_steps(_step: StepDone) -> None:
@@ -119,6 +126,19 @@ class ClusterSession:
             raise view.not_enrolled(parent.topic)
         return state
 
+    def recorded(self, topic: str, deadline: Deadline) -> Enrolment:
+        """Return the latest enrolment of a topic, be it left; UsageError if it was never enrolled."""
+        view = self.read(deadline)
+        recorded = view.recorded(topic)
+        if recorded is None:
+            raise view.not_enrolled(topic)
+        return recorded
+
+    def states(self, topic: str, deadline: Deadline) -> list[PartitionState]:
+        """Return the state of each partition of an enrolled topic."""
+        view, count = self.read(deadline), self.admin.partition_count(topic, deadline)
+        return [view.enrolled_state(PhysicalPartition(topic, number)) for number in range(count)]
+
     def registrations(self) -> ProducersLog:
         self._registrations = self._registrations or ProducersLog(self.connection)
         return self._registrations
@@ -131,3 +151,92 @@ class ClusterSession:
         """Return the writer for records that are no part of an operation."""
         self._writer = self._writer or AcknowledgedWriter(self.connection, "operator")
         return self._writer
+
+
+Withdraw = Callable[[Sequence[tuple[int, bytes]], Deadline], None]
+"""Withdraws range commits by a claim: (partition of the offset log, key) each."""
+
+
+class EnrolmentRecords:
+    """Writes enrolments, each where the record stands that it follows. Not thread safe.
+
+    ``log``: the way to write a topic's. ``observer``: called with each that is written.
+    """
+
+    def __init__(self, log: Callable[[str, Deadline], EnrolmentLog], observer: Observer) -> None:
+        self._log = log
+        self._observe = observer
+
+    def expect(self, enrolment: Enrolment, deadline: Deadline) -> None:
+        """Raises ConflictError if another one is recorded now."""
+        topic = enrolment.topic
+        _expected(self._log(topic, deadline).look(deadline), (enrolment,), topic)
+
+    def write(
+        self,
+        name: str,
+        before: Enrolment | None,
+        enrolment: Enrolment,
+        deadline: Deadline,
+        hint: str,
+        first: Callable[[Withdraw], bool] | None = None,
+    ) -> None:
+        """Write an enrolment where ``before`` stands, and read it back; ``name``: of this step.
+
+        ``hint``: the next step where it is written and cannot be read back. ``first``: withdraws range
+        commits by the same claim before; returns whether there were any. Where another operator has written
+        the record already nothing is done.
+        """
+        started = monotonic()
+
+        def record(log: EnrolmentLog) -> None:
+            with behind_a_change(done=first is not None and first(log.withdraw)):
+                log.record(enrolment, deadline, hint)
+
+        there = (enrolment, replace(enrolment, settled=True))
+        if self.by_claim(enrolment.topic, before, there, record, deadline):
+            self._observe(StepDone(name, monotonic() - started, enrolment.topic))
+
+    def by_claim(
+        self,
+        topic: str,
+        before: Enrolment | None,
+        there: Sequence[Enrolment],
+        act: Callable[[EnrolmentLog], None],
+        deadline: Deadline,
+    ) -> bool:
+        """Do something by a claim of a topic's enrolment if ``before`` is recorded; return whether it was.
+
+        The look that decides comes after the claim: who claims the topic after it has the act refused. A look
+        before it spares the others a claim that leads to nothing. Nothing is done where one of ``there`` is
+        recorded; any other record raises ConflictError.
+        """
+        log, changed = self._log(topic, deadline), False
+        while True:
+            began = monotonic()
+            with behind_a_change(done=changed):
+                for look in (log.look, log.claim):
+                    if _expected(look(deadline), (before, *there), topic) in there:
+                        return False
+                try:
+                    act(log)
+                    return True
+                except FencedError as error:
+                    changed = changed or error.changed is True
+                    if log.look(deadline) not in (before, *there):
+                        raise
+                    deadline.check(f"another operator to enrol topic {topic}")
+                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
+                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
+                    time.sleep(min(pause, deadline.left()))
+
+
+def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:
+    """Return what is recorded; raises ConflictError if it is none of these."""
+    if found not in expected:
+        raise ConflictError(
+            f"topic {topic} was enrolled by another process at the same time",
+            hint="look at: kpsplit status",
+        )
+    return found

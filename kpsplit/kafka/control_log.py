@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import (
     AuthorizationError,
+    ConflictError,
     FencedError,
     InvariantError,
     KpsplitError,
@@ -29,7 +30,15 @@ from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue, FencedLog
 from kpsplit.splitter.commits import MOST_WITHDRAWN
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Commit,
+    Event,
+    Fence,
+    OperationKind,
+    PartitionState,
+    Prepare,
+)
 from kpsplit.splitter.records.control import (
     Claim,
     Enrolment,
@@ -343,12 +352,29 @@ class OperationLog(ClaimedLog):
         if isinstance(event, Prepare | Commit):  # an operator that only rolls back needs none
             self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
         if isinstance(event, Prepare) and producer is not None:
+            self._refuse_split_of_returning(event.attempt, deadline)
             self._learn_leaders(producer, deadline)
         if isinstance(event, Commit):
             records += self._boundary_records(after)
         topics = " and ".join(dict.fromkeys(topic for topic, *_ in records))
         what = f"record the {event.kind} of {self._parent} in {topics}"
         return self._producer.write(records, what, deadline)
+
+    def _refuse_split_of_returning(self, attempt: Attempt, deadline: Deadline) -> None:
+        """Raises where the topic returns to plain clients: its operator has claimed the partition before us.
+
+        So its first record lies before this claim, and before what is written here (protocol, section 10.16).
+        """
+        if attempt.kind is not OperationKind.SPLIT:
+            return
+        key, topic = enrolment_claim_key(self._parent.topic), self._parent.topic
+        written = self._open_announcer().write(CONTROL_TOPIC, key, None, deadline, partition=_ENROLMENTS)
+        self._tail.read_to({_ENROLMENTS: written + 1}, deadline)
+        enrolment = self._tail.view.enrolments.get(topic)
+        if enrolment is None:
+            raise self._tail.view.not_enrolled(topic)
+        if enrolment.returning:
+            raise ConflictError(enrolment.change_text, hint="look at: kpsplit status")
 
     def _learn_leaders(self, producer: Producer, deadline: Deadline) -> None:
         """Look for the leaders of the offset log before the fence: at the commit that would be pause."""
@@ -377,13 +403,13 @@ class EnrolmentLog(FencedLog):
         self._producer = OperatorProducer(connection, enroller_transactional_id(topic), f"topic {topic}")
 
     def look(self, deadline: Deadline) -> Enrolment | None:
-        """Return the enrolment that is recorded now; fences nobody."""
-        return self._tail.read_all(deadline).enrolments.get(self._topic)
+        """Return the enrolment that is recorded now, be it of a topic that is left; fences nobody."""
+        return self._tail.read_all(deadline).recorded(self._topic)
 
     def claim(self, deadline: Deadline) -> Enrolment | None:
         """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
         self._fence(self._mark, deadline)
-        return self._tail.view.enrolments.get(self._topic)
+        return self._tail.view.recorded(self._topic)
 
     def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
         """Withdraw range commits (partition of the offset log, key) by the claim, which stays.

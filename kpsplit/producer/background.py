@@ -124,6 +124,7 @@ class BackgroundThread(threading.Thread):
         self._attempt(fences.fail_late)
         if self._feed.tail is not None:
             self._attempt(topics.answer)
+            self._attempt(topics.part)
             self._attempt(lease.renew)
             self._attempt(topics.route_new_topics, by_topic=True)
             self._attempt(topics.refresh_partition_counts, by_topic=True)
@@ -230,7 +231,8 @@ class BackgroundThread(threading.Thread):
 
     def _busy(self) -> bool:
         producer = self._producer
-        waiting = bool(producer.unrouted) or bool(self._topics.transitions)
+        parting = any(route.parting for route in producer.topic_routes())
+        waiting = bool(producer.unrouted) or bool(self._topics.transitions) or parting
         return waiting or not producer.lease_valid() or bool(self._fences.busy())
 
     def _patience(self) -> float:
@@ -267,6 +269,8 @@ class TopicTask:
         self._watch = watch
         self._metadata_at = 0.0
         self._new, self._known = PartitionCounts(), PartitionCounts()
+        self._parted: dict[PhysicalPartition, SendState] = {}
+        """Of topics that were left: their numbers go on where the topic is enrolled again."""
         self._passed: set[str] = set()
         """Topics that ever passed through: a lease that runs out removes the route, not what is in flight."""
         self.transitions: dict[str, float] = {}
@@ -286,13 +290,40 @@ class TopicTask:
         self._passed.add(topic)
 
     def adopt(self, view: ControlView) -> None:
-        """Hold the records of topics that passed through and are enrolled in the view (``lock`` held)."""
+        """Hold the records of topics that the view treats otherwise than we do (``lock`` held)."""
         for topic in self._passed & view.enrolments.keys():
             self._passed.discard(topic)
             self._producer.remove_route(topic)
             self._producer.unrouted.setdefault(topic, deque())
             self._plain.count()
             self.transitions[topic] = monotonic()
+        for route in self._producer.topic_routes():
+            if not route.parting and route.enrolment.topic in view.left:
+                route.parting = True
+                self._producer.fast_routes.pop(route.enrolment.topic, None)
+
+    def part(self) -> None:
+        """Have topics that are left pass through, once what we stamped of them is resolved.
+
+        Until then their new records wait (protocol, section 6.10). The registration follows.
+        """
+        producer, view = self._producer, self._feed.following().view
+        if any(route.parting for route in producer.topic_routes()):
+            producer.collect()  # as the application may not poll
+            producer.forget_unreported()
+        with producer.lock.first:
+            for route in [route for route in producer.topic_routes() if route.parting]:
+                topic = route.enrolment.topic
+                if topic in view.enrolments:  # again, and nothing unstamped of ours is between
+                    route.parting = False
+                    producer.add_route(topic, route)
+                elif not any(f.unresolved() for f in route.send_states):
+                    self._parted |= {f.state.parent: f for f in route.send_states}
+                    producer.remove_route(topic)
+            routed = {route.enrolment.topic for route in producer.topic_routes()}
+        for topic in self._feed.registration.record.topics:
+            if topic in view.left and topic not in routed:
+                self._feed.registration.remove_topic(topic, Deadline(REGISTRATION_SECONDS))
 
     def answer(self) -> None:
         for topic in list(self.transitions):
@@ -389,9 +420,12 @@ class TopicTask:
         state = view.state(parent)
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
-        send_state: SendState = SendState(
-            state, lambda segment: RouteWriter(segment, parent), self._producer.tally
-        )
+        send_state = self._parted.pop(parent, None)
+        if send_state is None:
+            send_state = SendState(state, lambda segment: RouteWriter(segment, parent), self._producer.tally)
+        else:
+            send_state.backlog.tally = self._producer.tally
+            send_state.observe(state, lease_valid=False)
         send_state.suspend(True)  # until the control topic was read to an end asked for after we registered
         return send_state
 
@@ -402,7 +436,7 @@ class TopicTask:
 
     def refresh_partition_counts(self) -> None:
         """Follow added partitions: like any producer, keys move to where the partitioner now puts them."""
-        routes = {t: r for t, r in self._producer.routes.items() if isinstance(r, TopicRoute)}
+        routes = {r.enrolment.topic: r for r in self._producer.topic_routes() if not r.parting}
         if monotonic() >= self._metadata_at:
             self._metadata_at = monotonic() + self._producer.settings.metadata_refresh
             self._known.ask(self._feed.admin(), routes)

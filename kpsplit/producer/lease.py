@@ -103,6 +103,19 @@ class Registration:
         self.record = replace(self.record, topics=topics)
         self._publish(deadline, ready={**self.record.ready, **ready})
 
+    def remove_topic(self, topic: str, deadline: Deadline) -> None:
+        """Register a topic no more: it is enrolled no more. With the last one the registration goes."""
+        rest: dict[str, Any] = {
+            name: {p: said for p, said in getattr(self.record, name).items() if not p.startswith(f"{topic}/")}
+            for name in ("ready", "acknowledged", "pauses")
+        }
+        topics = tuple(name for name in self.record.topics if name != topic)
+        if topics:
+            self._publish(deadline, topics=topics, **rest)
+        elif self._published:
+            self._withdraw(deadline)
+            self.record = replace(self.record, generation=self.record.generation + 1, topics=(), **rest)
+
     def register_again(self, deadline: Deadline) -> None:
         if self.is_over():
             self._publish(deadline)
@@ -134,6 +147,18 @@ class Registration:
             if self._closed and "closed" not in changes:
                 raise KpsplitError("the producer is closed: its registration is not written any more")
             self._write(replace(self.record, **changes), deadline)
+
+    def _withdraw(self, deadline: Deadline) -> None:
+        """Remove the registration: no operator waits for this producer. Its key is not used again."""
+        with self._writing:
+            if self._closed:
+                return
+            self._good_until = 0.0  # whatever becomes of the write: the next registration has another key
+            removed = [(key, None) for key in (self.record.key, *self._over)]
+            self.writer().write_all(PRODUCERS_TOPIC, removed, deadline)
+            self._over.clear()
+            self._published, self._registered = False, frozenset()
+            self.writes += 1
 
     def _write(self, record: ProducerRegistration, deadline: Deadline) -> None:
         anew, began = not self._published or self.is_over(), monotonic()

@@ -359,6 +359,10 @@ class PartitionSendState(Generic[P, W]):
         fenced = any(w.fenced and w.unresolved for w in self.writers)
         return fenced or bool(self.closing) or self.pending() > 0 or self.waiting() > 0
 
+    def unresolved(self) -> bool:
+        """Return whether anything waits, is in flight, or is not final."""
+        return self.waiting() > 0 or any(w.unresolved for w in self.all_writers())
+
     def all_writers(self) -> list[W]:
         return [*self.writers, *self.closing]
 

@@ -86,12 +86,13 @@ PASS_THROUGH = PassThrough()
 
 
 class TopicRoute:
-    """An enrolled topic: one fence per logical partition, and how a key chooses among them."""
+    """An enrolled topic, or one that is left and ``parting``: new records wait for the stamped ones."""
 
     def __init__(self, enrolment: Enrolment, send_states: list[SendState]) -> None:
         self.enrolment = enrolment
         self.send_states = send_states
         self.count = len(send_states)
+        self.parting = False
         self.by_crc = enrolment.partitioner is Partitioner.CONSISTENT_RANDOM
         self._sticky = 0
         self._sticky_until = 0.0
@@ -126,8 +127,7 @@ class TopicRoute:
     def _any_partition(self) -> int:
         now = monotonic()
         if now >= self._sticky_until:
-            self._sticky = random.randrange(self.count)
-            self._sticky_until = now + STICKY_SECONDS
+            self._sticky, self._sticky_until = random.randrange(self.count), now + STICKY_SECONDS
         return self._sticky
 
 
@@ -247,6 +247,8 @@ class ProducerState:
     def route(self, topic: str) -> TopicRoute | PassThrough | None:
         """Return how a topic is treated, None if that is not known; that it passes through, with a lease."""
         route = self.routes.get(topic)
+        if isinstance(route, TopicRoute):
+            return None if route.parting else route
         return None if route is PASS_THROUGH and not self.lease_valid() else route
 
     def add_route(self, topic: str, route: TopicRoute) -> None:
@@ -273,10 +275,11 @@ class ProducerState:
         for topic in list(self.routes):
             self.remove_route(topic)
 
+    def topic_routes(self) -> list[TopicRoute]:
+        return [route for route in self.routes.values() if isinstance(route, TopicRoute)]
+
     def send_states(self) -> list[SendState]:
-        return [
-            f for route in self.routes.values() if isinstance(route, TopicRoute) for f in route.send_states
-        ]
+        return [f for route in self.topic_routes() for f in route.send_states]
 
     def refresh(self, send_state: SendState) -> None:
         """Tell the fast path of a partition what its fence says (``lock`` held)."""

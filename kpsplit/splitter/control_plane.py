@@ -222,6 +222,10 @@ class ControlView:
         self.settings = Settings(LOOK_LEASE_MS)
         self.initialised = False
         self.enrolments: dict[str, Enrolment] = {}
+        self.left: dict[str, Enrolment] = {}
+        """The last record of topics that are back with plain clients. Nothing else knows them."""
+        self.left_states: dict[PhysicalPartition, PartitionState] = {}
+        """The states of their partitions: where the topic is enrolled again they go on."""
         self.states: dict[PhysicalPartition, PartitionState] = {}
         self.claims: dict[PhysicalPartition, list[Claim]] = {}
         """What was announced since the latest state, as far as it is decided; a claimer reads more."""
@@ -271,6 +275,10 @@ class ControlView:
             raise self.not_enrolled(parent.topic)
         return state
 
+    def recorded(self, topic: str) -> Enrolment | None:
+        """Return what the latest record of a topic says, whether it is enrolled or left."""
+        return self.enrolments.get(topic) or self.left.get(topic)
+
     def owner_of(self, topic: str) -> PhysicalPartition | None:
         """Return the partition that has a topic as a sub-topic, None if none has."""
         return next((s.parent for s in self.states.values() if s.subtopic(topic) is not None), None)
@@ -290,12 +298,13 @@ class ControlView:
             self._take_enrolment(subject, value)
         elif value is None:
             self.states.pop(subject, None)
+            self.left_states.pop(subject, None)
             self.claims.pop(subject, None)
         else:
             state = decode_state(value)
             if state.parent != subject:
                 raise RecordError("control topic: key and value name different partitions")
-            self.states[subject] = state
+            (self.left_states if subject.topic in self.left else self.states)[subject] = state
             self.claims.pop(subject, None)
 
     def _take_claim(self, subject: PhysicalPartition | str | None, value: bytes | None) -> None:
@@ -310,8 +319,18 @@ class ControlView:
     def _take_enrolment(self, topic: str, value: bytes | None) -> None:
         if value is None:
             self.enrolments.pop(topic, None)
+            self.left.pop(topic, None)
             return
         enrolment = decode_enrolment(value)
         if enrolment.topic != topic:
             raise RecordError("control topic: key and value name different topics")
-        self.enrolments[topic] = enrolment
+        into, out_of = (self.left, self.enrolments) if enrolment.left else (self.enrolments, self.left)
+        into[topic] = enrolment
+        if out_of.pop(topic, None) is not None or enrolment.left:
+            self._move_states(topic, enrolment.left)
+
+    def _move_states(self, topic: str, left: bool) -> None:
+        """Set the states of a topic's partitions aside, or take them back, in whatever order they come."""
+        into, out_of = (self.left_states, self.states) if left else (self.states, self.left_states)
+        for parent in [p for p in out_of if p.topic == topic]:
+            into[parent] = out_of.pop(parent)

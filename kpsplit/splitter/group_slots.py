@@ -9,7 +9,8 @@ waits for an operator that died in between.
 
 Another number of slots has a slots topic of its own. While that is not settled the former one is subscribed
 to: what is read of it is read on, and nothing of it begins. Then an owner of a slot waits until no member has
-one of the former slots of the partition.
+one of the former slots of the partition. A topic that returns to plain clients takes the same way: each
+partition as a whole is its new slot, until all that is committed is one ordinary offset.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class Subscribed:
         return SlotDivision(self.group_topic, self.slots)
 
     def predecessors(self, partition: int) -> frozenset[PhysicalPartition]:
-        """Return by what members may have read a partition until its slots began."""
+        """Return by what members may have read a partition until its slots, or it as a whole, began."""
         former = () if self.former is None else self.former.places(partition)
+        if self.mode is not Mode.SLOTS:
+            return frozenset(former)
         return frozenset({PhysicalPartition(self.topic, partition), *former})
 
 
@@ -92,6 +95,8 @@ def subscribed(topic: str, enrolment: Enrolment | None, *, lease_over: bool = Fa
     former = enrolment.former
     if enrolment.slots is not None and (enrolment.settled or lease_over):
         return Subscribed(topic, enrolment.slots_topic, Mode.SLOTS, enrolment.slots, former=former)
+    if enrolment.returning and (enrolment.settled or lease_over):
+        return Subscribed(topic, topic, Mode.PLAIN if former is None else Mode.WHOLE, 1, former=former)
     if former is not None:
         return Subscribed(topic, former.topic, Mode.SLOTS, former.slots, begins=False)
     return Subscribed(topic, topic, Mode.WHOLE if enrolment.settled else Mode.MOVING, 1)

@@ -12,13 +12,16 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit import StepDone
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
+from kpsplit.control.returning import following
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import offset_answer
+from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.data import STAMP_HEADER
-from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key
 
 PAUSE_MS = 30_000
 """Long: what is slow on a busy machine is not wrong."""
@@ -53,6 +56,17 @@ def enrolled(operations: Admin, topic: str, partition: int = 0) -> PhysicalParti
     """Enrol a topic, with few slots, which cost the brokers less; return one of its partitions."""
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     return PhysicalPartition(topic, partition)
+
+
+def step_back(bootstrap: str, operations: Admin, topic: str) -> Enrolment:
+    """Write the next record of a topic's return to plain clients, whatever it should wait for; return it."""
+    recorded = operations.view().recorded(topic)
+    assert recorded is not None
+    enrolment = following(recorded)
+    assert enrolment is not None
+    writer = AcknowledgedWriter(Connection({"bootstrap.servers": bootstrap}), "tests")
+    writer.write(CONTROL_TOPIC, enrolment_key(topic), encode_enrolment(enrolment), Deadline(60))
+    return enrolment
 
 
 def state_of(operations: Admin, parent: PhysicalPartition) -> PartitionState:

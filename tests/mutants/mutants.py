@@ -177,8 +177,8 @@ MUTANTS = [
     Mutant(
         "have a partition by hand wait for an enrolment that nothing tells it of",
         ASSIGNED,
-        "mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE",
-        "mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode",
+        "self.mode = Mode.WHOLE if follows else self.mode",
+        "self.mode = (Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode) if follows else self.mode",
         BOOKMARKS,
     ),
     Mutant(
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "ask a program that keeps bookmarks for the first slot of a partition only",
         "consumer.events",
-        "new = parents - (self._announced - self.by_slot)",
-        "new = parents - self._announced",
+        "parents - (self._announced - self.by_slot)",
+        "parents - self._announced",
         BOOKMARKS,
     ),
     Mutant(

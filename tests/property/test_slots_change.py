@@ -19,6 +19,7 @@ from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.slots.assigned import AssignedSlot, StartRequest
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.control.own_topics import changed
+from kpsplit.control.returning import following
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, subscribed
 from kpsplit.splitter.key_range import KeyRange, slot_range
@@ -65,6 +66,7 @@ class Member:
     leaving: Places = field(default_factory=set)
     found: Places = field(default_factory=set)
     begun: Places = field(default_factory=set)
+    modes: dict[PhysicalPartition, Mode] = field(default_factory=dict)
     joining: bool = False
 
     def fresh(self) -> bool:
@@ -74,14 +76,14 @@ class Member:
         over = not self.view.settled and self.world.now >= self.since + LEASE + MARGIN
         if "lease" in self.world.without:
             over = True
-        found = subscribed(topic, self.view, lease_over=over)
+        found = subscribed(topic, None if self.view.left else self.view, lease_over=over)
         return replace(found, begins=True) if "begins" in self.world.without else found
 
     def may_begin(self, place: PhysicalPartition) -> bool:
         if place not in self.has - self.leaving - self.begun:
             return False
         slot = OwnedSlot(PARENT, place.partition, self.world.slots[place.topic])
-        assigned = AssignedSlot(slot, place, Mode.SLOTS)
+        assigned = AssignedSlot(slot, place, self.modes.get(place, Mode.SLOTS))
         return AssignedSlots.may_begin(cast(Any, SimpleNamespace(metadata=self)), assigned)
 
     def refresh(self) -> None:
@@ -96,6 +98,11 @@ class Member:
             self.topic = wanted
             self.leaving |= {place for place in self.has if place.topic != wanted}
             self.joining = not self.leaving
+        now = self.subscribed("orders")
+        shared = {place for place, mode in self.modes.items() if place.topic != wanted or mode is now.mode}
+        if "over" not in self.world.without:
+            self.begun &= shared
+            self.found &= shared
 
     def leave(self) -> None:
         """Leave the group, to come back by what it knows then."""
@@ -110,11 +117,14 @@ class Member:
 
     def look(self, place: PhysicalPartition) -> None:
         """Ask where a slot starts."""
-        if self.may_begin(place):
+        now = self.subscribed("orders")
+        if place not in self.begun | self.found:
+            self.modes[place] = now.mode if now.group_topic == place.topic else Mode.MOVING
+        if self.may_begin(place) and self.modes[place] is not Mode.MOVING:
             before = self.subscribed("orders").predecessors(PARENT.partition)
             if "former" in self.world.without:
                 before = frozenset({PARENT})
-            wanted = StartRequest(LINEAGE, Mode.SLOTS, self.world.range(place), predecessors=before)
+            wanted = StartRequest(LINEAGE, self.modes[place], self.world.range(place), predecessors=before)
             names = {member.name for member in self.world.group if member.topic or member.has}
             if not Group(self.world.members(), names)._worked_on([wanted], self.name):
                 self.found.add(place)
@@ -122,6 +132,7 @@ class Member:
     def begin(self, place: PhysicalPartition) -> None:
         if place in self.found and self.may_begin(place):
             self.begun.add(place)
+            self.world.begins(self, place)
 
 
 class Walk:
@@ -134,7 +145,9 @@ class Walk:
         self.without, self.now = without, 0
         self._random = Random(seed)
         self.recorded, self.recorded_at = FIRST, 0
-        self.slots = {FIRST.slots_topic: NUMBERS[0]}
+        self.slots = {FIRST.slots_topic: NUMBERS[0], PARENT.topic: 1}
+        self.returns = False
+        """The operators lead the topic back to plain clients (protocol, section 10.16)."""
         self.group = [
             Member(name, self, topic=FIRST.slots_topic, joining=True)
             for name in self._random.choice(("a", "ab", "abc"))
@@ -143,6 +156,8 @@ class Walk:
         self._weights = [self._random.choice((1, 3, 10)) for _ in range(8)] + [self._random.choice((1, 3)), 1]
         self._weights += [self._random.choice((1, 3)) for _ in range(2)]
         self._asleep: Enrolment | None = None
+        self._plain = False
+        """Somebody has begun the partition from the ordinary offsets, and maybe committed there."""
         self._kept: dict[str, frozenset[PhysicalPartition]] = {}
         self._assigned: dict[PhysicalPartition, str] = {}
 
@@ -207,7 +222,9 @@ class Walk:
             if "operator" in self.without:
                 members = replace(members, kept=frozenset())
             if not members.on({known.former.topic}):
-                return replace(known, former_slots=None)
+                return following(known) if known.returning else replace(known, former_slots=None)
+        elif self.returns:
+            return following(known)
         elif known.generation < len(NUMBERS):
             change = changed(known, NUMBERS[known.generation])
             assert change is not None and change.slots is not None
@@ -243,6 +260,13 @@ class Walk:
     def _tick(self) -> None:
         self.now += 1
 
+    def begins(self, member: Member, place: PhysicalPartition) -> None:
+        """A member begins; from the range commits only while nobody has committed without them."""
+        if place.topic == PARENT.topic:
+            self._plain = self._plain or member.modes[place] is Mode.PLAIN
+            late = self._plain and member.modes[place] is not Mode.PLAIN
+            assert not late, f"{member.name} works on {place} from old commits, at {self.now}"
+
     def check(self) -> None:
         """No two slots that are worked on have a key in common."""
         at_work = [(member.name, place) for member in self.group for place in sorted(member.begun)]
@@ -266,7 +290,9 @@ class Walk:
                     member.begin(place)
             self.check()
         at_work = {place for member in self.group for place in member.begun}
-        assert self.recorded.slots is not None
+        if self.recorded.slots is None:
+            assert at_work == {PARENT}
+            return
         wanted = {PhysicalPartition(self.recorded.slots_topic, n) for n in range(self.recorded.slots)}
         assert at_work == wanted
 
@@ -281,6 +307,21 @@ def test_no_key_is_worked_on_twice_and_every_key_is_in_the_end_whatever_the_slot
         generations.add(world.recorded.generation)
         world.come_to_rest()
     assert generations >= {2, 3, 4}, "the walks do not come far"
+
+
+@pytest.mark.parametrize("first", range(0, 200, 100))
+def test_a_group_goes_over_to_partitions_and_goes_on_plainly_and_no_key_is_worked_on_twice(
+    first: int,
+) -> None:
+    left = 0
+    for seed in range(first, first + 100):
+        world = Walk(seed)
+        world.returns = True
+        for _ in range(MOST_STEPS):
+            world.step()
+        left += world.recorded.left
+        world.come_to_rest()
+    assert 10 < left < 90, "the walks do not come far, or no operator is ever gone"
 
 
 class Trace(Walk):
@@ -390,6 +431,40 @@ def an_operator_sleeps_before_its_record(world: Trace) -> None:
     world.works(world.b)
 
 
+def the_group_is_plain_when_an_old_view_comes_back(world: Trace) -> None:
+    """``a`` has gone over to the partition, and commits plainly. ``b`` knows only that it is shared whole."""
+    world.returns = True
+    world.changes(world.a, world.b)
+    world.joins(world.a)
+    world.works(world.a)
+    world.operate()
+    world.a.refresh()
+    world.now += LEASE + MARGIN
+    world.operate()
+    world.a.refresh()
+    world.joins(world.a)
+    world.works(world.a)
+    assert world.recorded.left and world.a.modes[PARENT] is Mode.PLAIN and world.a.begun
+    world.a.leave()
+    world.a.release()
+    world.joins(world.b)
+    assert PARENT in world.b.has
+    world.works(world.b)
+
+
+def nothing_takes_the_partition_away(world: Trace) -> None:
+    """The topic that is subscribed to stays the same when the topic is shared plainly."""
+    world.returns = True
+    world.changes(world.a)
+    world.joins(world.a)
+    world.works(world.a)
+    assert world.a.modes[PARENT] is Mode.WHOLE
+    world.changes(world.a)
+    world.joins(world.a)
+    world.works(world.a)
+    assert world.a.modes[PARENT] is Mode.PLAIN and world.a.begun, "it works on with commits of before"
+
+
 @pytest.mark.parametrize(
     ("guard", "trace"),
     [
@@ -400,6 +475,8 @@ def an_operator_sleeps_before_its_record(world: Trace) -> None:
         ("kept", a_former_slot_moves),
         ("operator", a_former_slot_moves),
         ("fence", an_operator_sleeps_before_its_record),
+        ("fresh", the_group_is_plain_when_an_old_view_comes_back),
+        ("over", nothing_takes_the_partition_away),
     ],
 )
 def test_each_guard_is_needed(guard: str, trace: Callable[[Trace], None]) -> None:

@@ -218,7 +218,7 @@ class Metadata(engine_world.Metadata):
         self._at = 0
         self._wanted = 0
 
-    def state(self, parent: PhysicalPartition) -> PartitionState:
+    def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
         return VIEWS[self._at]
 
     def want_refresh(self, request_id: int = 0) -> None:

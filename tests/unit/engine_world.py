@@ -25,12 +25,13 @@ from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import State
+from kpsplit.consumer.metadata import Metadata as Views
 from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.group_slots import OwnedSlot, subscribed
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, subscribed
 from kpsplit.splitter.key_range import key_hash, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -171,8 +172,12 @@ class Metadata:
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
 
-    def state(self, parent: PhysicalPartition) -> PartitionState:
-        return PartitionState.unsplit(parent, "id")
+    def returning(self, topic: str, mode: Mode) -> bool:
+        return Views.returning(self, topic, mode)  # type: ignore[arg-type]
+
+    def state(self, parent: PhysicalPartition, *, left: bool = False) -> PartitionState:
+        plain = self.subscribed(parent.topic).mode.plain and not left
+        return PartitionState.unsplit(parent, "" if plain else "id")
 
     def turn(self) -> None:
         if self.failure is not None:
@@ -198,6 +203,8 @@ class Reader:
         self.owned: dict[OwnedSlot, Cursor] = {}
         self._due: deque[Batch] = deque()
         self.written = 0
+        self.updated: list[tuple[str, bool]] = []
+        """The topic ids of the views that were given, and whether something was read then."""
 
     def write(self, *messages: Message) -> None:
         """Records arrive; they belong to every slot that is owned when they are read."""
@@ -206,7 +213,7 @@ class Reader:
         self._due.append(Batch(PARENT, segment, (), start, self.written, list(messages), 10))
 
     def update(self, state: PartitionState) -> None:
-        pass
+        self.updated.append((state.topic_id, bool(self.owned)))
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
         self.owned[slot] = cursor

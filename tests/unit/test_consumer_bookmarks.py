@@ -365,7 +365,7 @@ def test_a_bookmark_outside_the_log_is_not_begun_at_again(world: World) -> None:
 def test_a_bookmark_names_the_topic_that_its_slot_began_with(world: World) -> None:
     world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ())).result(10)
     world.polls(lambda: world.reader.owned, "the slot")
-    world.metadata.state = lambda parent: PartitionState.unsplit(parent, "made again")  # type: ignore[method-assign]
+    world.metadata.state = lambda parent, **_: PartitionState.unsplit(parent, "made again")  # type: ignore[method-assign]
     mark = world.buffer.mark()
     [one] = world.engine.ask(lambda: world.calls.slots(mark)).result(10)
     assert one.bookmark is not None

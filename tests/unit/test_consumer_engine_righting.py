@@ -40,7 +40,7 @@ class World:
             )
             for n, range_ in enumerate((FIRST, SECOND))
         ]
-        metadata: Any = SimpleNamespace(state=lambda _: UNSPLIT)
+        metadata: Any = SimpleNamespace(state=lambda *_, **__: UNSPLIT)
         unused: Any = None
         self.slots = AssignedSlots(metadata, unused, unused, StateBinding())
         self.slots.add(self.held)

@@ -211,3 +211,19 @@ def test_earliest_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gon
     for found in (at_once, at_last):
         assert isinstance(found, SlotStart)
         assert found.pieces[0].moved(0, 1000).readable(state.lineage) == {1: 1001}, "the phantoms are gone"
+
+
+@pytest.mark.parametrize("at, read", [(1500, True), (900, False), (1001, False)])
+def test_what_was_retired_before_the_place_of_a_plain_group_counts_as_read(at: int, read: bool) -> None:
+    """It went on in the parent after the merge, so nobody is to look for the phantoms of before."""
+    scene, state = Scene(), life().merged
+    scene.ordinary, scene.group_offsets._tail.fold = {state.parent: at}, CommitFold()  # type: ignore[union-attr]
+    retired = frozenset(s.source.topic for s in state.lineage) - {state.parent.topic}
+    for known in (retired, frozenset[str]()):
+        wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE, retired=known)
+        [start] = scene.group_offsets.starts([wanted], None)
+        assert isinstance(start, SlotStart)
+        phantoms = start.pieces[0].pending(state.lineage).keys() - {0, 1, state.lineage.open_segments()[0].id}
+        assert bool(phantoms) != (read and bool(known))
+    if read:
+        assert start.pieces[0].pending(state.lineage)[state.lineage.open_segments()[0].id] == at

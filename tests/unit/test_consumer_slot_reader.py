@@ -286,3 +286,21 @@ def test_a_step_takes_no_more_records_than_are_wanted_at_once(monkeypatch: pytes
         fed.reader.step(0, ROOM)
     fed.reader.close()
     assert max(asked) == 100
+
+
+def test_what_was_read_along_a_lineage_is_forgotten_where_the_topic_is_read_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A topic that returned to plain clients: the same log, and no segment of before means anything."""
+    fed = Merged({4: 3})
+    assert len(fed.take(monkeypatch, message(3, epoch=2), end(PARENT, 4))) == 1
+    fed.reader.disown([WHOLE_SLOT])
+    fed.reader.update(PartitionState.unsplit(PARENT, ""))
+    fed.reader.own(WHOLE_SLOT, Cursor(WHOLE_SLOT.range, {0: 4}))
+    fed.reader.refreshed(fed.reader.wants_refresh)
+    fed.take(monkeypatch)
+    assert fed.client.assigned[-1] == (PARENT.topic, PARENT.partition, 4)
+    plain = [message(4), message(5, epoch=2), message(6, epoch=1)]
+    assert len(fed.take(monkeypatch, *plain)) == 3, "no stamp is judged"
+    assert fed.reader.cursor(WHOLE_SLOT) == Cursor(WHOLE_SLOT.range, {0: 7})
+    assert fed.take(monkeypatch, end(PARENT, 7)) == [] and fed.ends[-1] == 7

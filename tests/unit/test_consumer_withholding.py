@@ -31,7 +31,8 @@ class Scene:
         metadata: Any = SimpleNamespace(
             fresh=lambda: self.fresh,
             subscribed=lambda topic: Subscribed(topic, self.place.topic, self.mode, 1, self.begins),
-            state=lambda _: state,
+            state=lambda *_, **__: state,
+            returning=lambda *_: False,
         )
         self.reader: Any = SimpleNamespace(update=lambda _: None, own=lambda *_: None, disown=lambda _: None)
         sink: Any = SimpleNamespace(

@@ -11,6 +11,8 @@ import pytest
 
 from kpsplit.clock import Deadline
 from kpsplit.control import enrolment as module
+from kpsplit.control import session as session_module
+from kpsplit.control import unenrolment as unenrolment_module
 from kpsplit.control.enrolment import Enroller
 from kpsplit.control.own_topics import changed
 from kpsplit.control.plans import Check
@@ -264,7 +266,8 @@ class Groups:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: str) -> None:
         self.looks, self.asked, self.hidden = [*looks], list[set[str]](), False
-        monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+        monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.0)
         monkeypatch.setattr(module, "group_names", self._names)
         monkeypatch.setattr(module, "readers_of_topics", self._readers)
 
@@ -434,8 +437,8 @@ def made_again(monkeypatch: pytest.MonkeyPatch, count: Callable[[object], int]) 
     """Return a world in which a group has committed of a topic that is gone, and the enrolment of that."""
     world = World(Tail(lease_ms=1), offsets=[committed(1000)])
     Groups(monkeypatch)
-    monkeypatch.setattr(module, "range_commits", world.range_commits)
-    monkeypatch.setattr(module, "offset_log_partitions", count)
+    monkeypatch.setattr(unenrolment_module, "range_commits", world.range_commits)
+    monkeypatch.setattr(unenrolment_module, "offset_log_partitions", count)
     return world, recorded(world, replace(FIRST, topic_id="old", generation=3))
 
 

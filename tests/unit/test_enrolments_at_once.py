@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from kpsplit.clock import Deadline
-from kpsplit.control import enrolment as module
+from kpsplit.control import session as module
 from kpsplit.control.enrolment import Enroller
 from kpsplit.errors import DeadlineExceededError, FencedError
 from kpsplit.splitter.records.control import Enrolment

@@ -58,6 +58,9 @@ BAD = {
     "topic": replace(SOUND, topic=None),
     "partition": replace(SOUND, topic=replace(TOPIC, partitions=(HEALTHY,) * 3)),
     "enrolled": replace(SOUND, enrolment=None),
+    "stays enrolled": replace(
+        SOUND, enrolment=Enrolment("orders", "id-of-orders", Partitioner.EXPLICIT, False, None, 2, 8, True)
+    ),
     "same topic": replace(SOUND, topic=replace(TOPIC, topic_id="another")),
     "no operation": replace(SOUND, under_way="orders/3: a split by x is in progress"),
     "ranges": replace(SOUND, opening=65),

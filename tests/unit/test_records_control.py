@@ -62,8 +62,8 @@ def test_a_state_is_read_back_as_it_was_written(name: str) -> None:
 def test_encoding_is_canonical() -> None:
     data = encode_enrolment(Enrolment("orders", "id", Partitioner.EXPLICIT, True))
     assert (
-        data == b'{"former_slots":null,"generation":1,"partitioner":"explicit","settled":true,"slots":null,'
-        b'"topic":"orders","topic_id":"id","v":3}'
+        data == b'{"former_slots":null,"generation":1,"partitioner":"explicit","returning":false,'
+        b'"settled":true,"slots":null,"topic":"orders","topic_id":"id","v":4}'
     )
     assert encode_settings(Settings(5000)) == b'{"lease_ms":5000,"v":1}'
 
@@ -87,6 +87,29 @@ def test_an_enrolment_names_the_topics_of_its_slots() -> None:
     assert replace(CHANGED, former_slots=None, slots=None).divisions == ()
     assert former.places(2) == tuple(PhysicalPartition(former.topic, number) for number in (8, 9, 10, 11))
     assert decode_enrolment(encode_enrolment(CHANGED)) == CHANGED
+
+
+RETURNING = replace(CHANGED, slots=None, settled=False, returning=True)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("former", [4, None])
+def test_the_enrolment_of_a_topic_that_returns_is_read_back(settled: bool, former: int | None) -> None:
+    enrolment = replace(RETURNING, settled=settled, former_slots=former)
+    assert decode_enrolment(encode_enrolment(enrolment)) == enrolment
+    assert enrolment.left is (settled and former is None)
+
+
+@pytest.mark.parametrize("wrong", [replace(RETURNING, slots=8), replace(RETURNING, generation=1)])
+def test_a_topic_that_returns_has_no_slots_and_has_had_some(wrong: Enrolment) -> None:
+    with pytest.raises(RecordError):
+        encode_enrolment(wrong)
+
+
+def test_enrolments_of_older_versions_do_not_return() -> None:
+    old = json.loads(encode_enrolment(CHANGED)) | {"v": 3}
+    del old["returning"]
+    assert decode_enrolment(json.dumps(old).encode()) == CHANGED
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError, UnreachableError
-from kpsplit.splitter.group_slots import Mode, OwnedSlot
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, subscribed
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -39,7 +39,10 @@ class Member:
         self.did = self.store.told
         self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.READING)
-        metadata: Any = SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id"))
+        metadata: Any = SimpleNamespace(
+            state=lambda parent, **_: PartitionState.unsplit(parent, "id"),
+            subscribed=lambda topic: subscribed(topic, None),
+        )
         reader: Any = SimpleNamespace(disown=lambda slots: None)
         sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True, dropped=lambda slots: None)
         self.slots = AssignedSlots(metadata, reader, sink, StateBinding(self.store))

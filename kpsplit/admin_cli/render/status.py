@@ -155,6 +155,8 @@ def _to_enroll(status: PartitionStatus) -> str:
     known, again = status.enrolment, f"run: kpsplit enroll {status.enrolment.topic}"
     if status.unread:
         return f"no group reads it: it has no slots; {again}"
+    if known.returning:
+        return f"{known.change_text}; run: kpsplit unenroll {known.topic}"
     return "" if known.former is None else f"{known.change_text}; {again}"
 
 
@@ -200,6 +202,7 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "slots": status.enrolment.slots,
         "generation": status.enrolment.generation,
         "former_slots": status.enrolment.former_slots,
+        "returning": status.enrolment.returning,
         "without_slots": status.unread,
         "frozen_reason": state.frozen_reason,
         "attempt": None if state.attempt is None else attempt_to_json(state.attempt),

@@ -195,7 +195,7 @@ class GroupOffsets:
         found: Starts = {}
         bare: dict[str, list[StartRequest]] = {}
         for w, lineage in ((w, w.lineage) for w in missing):
-            own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+            own = w.own(ordinary)
             if w.reset:
                 bare.setdefault(self._reset, []).append(w)
             elif own:

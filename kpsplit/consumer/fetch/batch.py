@@ -217,6 +217,9 @@ class RecordSink(Protocol):
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
         """Return how far a slot is *processed*: one or more pieces that tile ``slot.range``."""
 
+    def level(self, slot: OwnedSlot) -> bool:
+        """Return whether a slot has one place, and keeps it until more is offered, or comes to none."""
+
     def release(self, slots: Iterable[OwnedSlot]) -> bool:
         """Stop giving out records of slots; True when nothing of them is being worked on.
 

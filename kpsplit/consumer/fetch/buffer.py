@@ -242,6 +242,10 @@ class FetchBuffer:
             self._advance(len(self._ready))
             return [self._progress.cursor(slot)]
 
+    def level(self, slot: OwnedSlot) -> bool:
+        """One record after the other is handed out."""
+        return True
+
     def release(self, slots: Iterable[OwnedSlot]) -> bool:
         """Hand out nothing more of slots; True when nothing of them is being worked on."""
         known = [slot for slot in slots if slot in self._progress.slots]

@@ -27,11 +27,11 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
-from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error
+from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, explained, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
 from kpsplit.consumer.group.ownership import PeerAssignments
 from kpsplit.consumer.metadata import ClusterTopics
-from kpsplit.consumer.slots.assigned import STARTING, AssignedSlot, SlotStage
+from kpsplit.consumer.slots.assigned import STARTING, AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, resolve, subtopics
 from kpsplit.splitter.key_range import slot_at
@@ -60,9 +60,6 @@ class State(StrEnum):
     CLOSING = "closing"
     CLOSED = "closed"
 
-
-_UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
-"""librdkafka reports it as a fatal error without a code of its own."""
 
 _HANDING_OVER = KafkaError(
     KafkaError._STATE, "slots are being handed over at this moment; call again when that is done"
@@ -170,8 +167,7 @@ class Membership:
         generation meanwhile: their commit would be refused.
         """
         leaving = [h for h in self._slots if h.place.topic not in topics and not h.by_hand]
-        self._let_go.update(h.place for h in leaving)
-        self.hand_over(leaving)
+        self._let_go_of(leaving)
         return bool(leaving)
 
     def take_back(self, topics: frozenset[str]) -> None:
@@ -204,10 +200,23 @@ class Membership:
         return not self._group.topics and not self._group.assignment and not held
 
     def follow_modes(self, topics: Sequence[Subscribed]) -> None:
-        """Share slots that are not started yet as their topics are shared now."""
+        """Share slots that are not started yet as their topics are shared now.
+
+        Partitions that were read as wholes and are not any more are handed over to this member itself: it
+        commits in their present way, and begins in the new one (protocol, section 10.16). Workers do first
+        what was read: a plain partition has one place, and what they have done beyond it would come again.
+        """
         modes = {t.group_topic: t.mode for t in topics}
-        for assigned in self._slots.on((SlotStage.WANTED,)):
-            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
+        self._slots.share(modes)
+        whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand]
+        over = [h for h in whole if modes.get(h.place.topic, h.mode) is not h.mode]
+        sink = self._slots.sink
+        self._let_go_of([h for h in over if not h.in_sink or sink.level(h.slot)])
+
+    def _let_go_of(self, leaving: list[AssignedSlot]) -> None:
+        """Hand over slots that the coordinator does not take away."""
+        self._let_go.update(h.place for h in leaving)
+        self.hand_over(leaving)
 
     def slot_at(self, place: PhysicalPartition) -> OwnedSlot | None:
         """Return the slot that stands at a partition of the group's topics, None for other topics."""
@@ -272,7 +281,7 @@ class Membership:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
         self._revoking = State.PREPARE_REVOCATION
         working = self._slots.stop(leaving)
-        if not self._wait(lambda: self._slots.finished(working), patience):
+        if not self._wait(lambda: self._slots.sink.release(working), patience):
             self.give_up("records of slots that are taken away are still being worked on")
             return
         self._revoking = State.REVOKING_PARTITION
@@ -440,7 +449,7 @@ class Subscribing:
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""
-        self._events.tell(_explained(error, self._settings, self._shared))
+        self._events.tell(explained(error, self._settings, self._shared))
 
     def _may_change(self, wanted: frozenset[str]) -> bool:
         """Return whether the group's topics may be changed to these now; slots are read on until then.
@@ -473,28 +482,3 @@ class Subscribing:
         if not any(name.startswith("^") for name in wanted):
             return frozenset()
         return self.topics.listed()
-
-
-def _explained(error: KafkaError, settings: ConsumerSettings, topics: Sequence[Subscribed]) -> KafkaError:
-    code, text = error.code(), error.str()
-    if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-        return KafkaError(
-            code,
-            "the other members of the group do not use the setting of this one, "
-            f"partition.assignment.strategy={settings.strategy}; give all members the same "
-            "partition.assignment.strategy and group.protocol",
-        )
-    if settings.assignor and _UNSUPPORTED in text:
-        return KafkaError(
-            KafkaError.UNSUPPORTED_ASSIGNOR,
-            f"the brokers have no assignor group.remote.assignor={settings.assignor}; nothing was assigned; "
-            "give the name of one of theirs (their setting group.consumer.assignors: uniform and range "
-            "unless changed), or none",
-            fatal=error.fatal(),
-        )
-    for topic in topics:
-        slots = topic.group_topic
-        if topic.mode is Mode.SLOTS and slots in text:
-            hint = f"ask for the right to describe and read {slots}, or run: kpsplit enroll {topic.topic}"
-            return KafkaError(code, f"{text}; the slots of topic {topic.topic} cannot be seen: {hint}")
-    return error

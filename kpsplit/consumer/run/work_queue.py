@@ -156,6 +156,12 @@ class WorkQueue:
         with self.lock:
             return self.scheduler.cursor(slot)
 
+    def level(self, slot: OwnedSlot) -> bool:
+        """Everything of it is processed, or nothing more is given out."""
+        with self.lock:
+            read = self.scheduler.places().get(slot)
+            return read is None or all(c.positions == read.positions for c in self.scheduler.cursor(slot))
+
     def release(self, slots: Iterable[OwnedSlot]) -> bool:
         with self.lock:
             return self.scheduler.release(slots)

@@ -12,7 +12,7 @@ The objects are guarded by the engine's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial, reduce
@@ -48,6 +48,18 @@ class StartRequest:
     predecessors: frozenset[PhysicalPartition] = frozenset()
     reset: bool = False
     retired: frozenset[str] = frozenset()
+
+    def own(self, ordinary: Mapping[PhysicalPartition, int]) -> dict[PhysicalPartition, int]:
+        """Return the group's ordinary offsets of the partition, and the ends of what was retired before them.
+
+        A group that went on in the parent after a merge has read what came before the merge, or lost it.
+        """
+        lineage = self.lineage
+        own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+        now = lineage.at(lineage.parent, own.get(lineage.parent, -1))
+        before = () if now is None else lineage.ancestors(now.id)
+        gone = (s for s in lineage if s.id in before and s.source.topic in self.retired)
+        return {s.source: s.end for s in gone if s.end is not None} | own
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +209,18 @@ class AssignedSlot:
     @property
     def may_be_shared(self) -> bool:
         """Whether other members may have read its records otherwise than by this slot."""
-        return self.mode is Mode.SLOTS and not self.by_hand
+        return self.mode in (Mode.SLOTS, Mode.WHOLE) and not self.by_hand
 
     @property
     def begun_at(self) -> tuple[Cursor, ...]:
         """Where it begins, by pieces; nothing while that is not known."""
         return () if self.start is None else self.start.pieces
 
-    def follow_enrolment(self, topic: Subscribed) -> None:
-        """Have ranges committed of what is assigned by hand once its topic is enrolled."""
-        if self.by_hand and self.mode.plain and not topic.mode.plain:
-            self.mode = Mode.WHOLE
+    def follow_enrolment(self, topic: Subscribed) -> bool:
+        """Have ranges committed of what is assigned by hand once its topic is enrolled; True if it is now."""
+        follows = self.by_hand and self.mode.plain and not topic.mode.plain
+        self.mode = Mode.WHOLE if follows else self.mode
+        return follows
 
     def token(self, topic: Subscribed) -> PhysicalPartition:
         """Return the partition of a group's topic that a commit names for it.

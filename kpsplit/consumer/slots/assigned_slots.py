@@ -94,6 +94,7 @@ class AssignedSlots:
         self.assigned = self.handed_over = self.lost = self.withheld = 0
         self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
         self._ordered: tuple[AssignedSlot, ...] = ()
+        self._along_lineage: set[PhysicalPartition] = set()
         self._epoch = 0
 
     # -- which there are ---------------------------------------------------------------------------
@@ -119,9 +120,8 @@ class AssignedSlots:
     def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
         return [h for h in self if h.parent == parent]
 
-    def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
-        wanted = frozenset(stages)
-        return [h for h in self._ordered if h.stage in wanted]
+    def on(self, stages: Collection[SlotStage]) -> list[AssignedSlot]:
+        return [h for h in self._ordered if h.stage in stages]
 
     def in_sink(self) -> list[AssignedSlot]:
         return [h for h in self._ordered if h.in_sink]
@@ -148,7 +148,7 @@ class AssignedSlots:
             # Never one that the slot had before: a commit may be under way since then.
             assigned.epoch = self._next_epoch()
         self._by_slot.update({h.slot: h for h in assigned_slots})
-        self._order()
+        self.reorder()
 
     def drop(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Hold slots no more: reader, sink and state store forget them."""
@@ -160,9 +160,16 @@ class AssignedSlots:
         """Hold slots no more, whatever else knows them; nothing here can fail."""
         for assigned in assigned_slots:
             self._by_slot.pop(assigned.slot, None)
-        self._order()
+        self.reorder()
 
-    def _order(self) -> None:
+    def share(self, modes: Mapping[str, Mode]) -> None:
+        """Share slots that are not started as the group's topics are shared now; MOVING where one is gone."""
+        for assigned in self.on((SlotStage.WANTED,)):
+            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
+        self.reorder()
+
+    def reorder(self) -> None:
+        self._along_lineage = {h.parent for h in self._by_slot.values() if not h.mode.plain}
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
 
     def _next_epoch(self) -> int:
@@ -172,10 +179,11 @@ class AssignedSlots:
     # -- how far they are --------------------------------------------------------------------------
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
-        return self.metadata.state(parent)
+        """Return a partition's state as what is held of it is read, though the topic may be plain by now."""
+        return self.metadata.state(parent, left=parent in self._along_lineage)
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
-        return self.metadata.state(parent).lineage
+        return self.state(parent).lineage
 
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
@@ -189,6 +197,9 @@ class AssignedSlots:
     def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
         ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
+        apart = ahead is None and not assigned.final and len(cursors) > 1
+        if apart and self.metadata.returning(assigned.parent.topic, assigned.mode):
+            return (least(lineage, cursors),)  # one offset must say it all, as plain clients' does
         return tuple(ahead.furthest(cursors, lineage) if ahead else (c.settled(lineage) for c in cursors))
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
@@ -207,12 +218,11 @@ class AssignedSlots:
         """Return a logical partition as a commit of cursors takes it; ``moved``: see ``Processed``."""
         mine = self.of(parent)
         ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
-        written = [c for h in mine for c in cursors.get(h.slot, ())]
-        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
-        first = next(h for h in mine if h.slot in cursors)
-        state, epochs = self.state(parent), self.epochs.of(parent, written)
+        written = tuple(c for h in mine for c in cursors.get(h.slot, ()))
+        unchanged = tuple(c for h in mine if h.slot not in cursors for c in h.committed)
+        first, epochs = next(h for h in mine if h.slot in cursors), self.epochs.of(parent, written)
         token = first.token(self.metadata.subscribed(parent.topic))
-        return Processed(state, first.mode, tuple(written), tuple(unchanged), token, epochs, ranges)
+        return Processed(self.state(parent), first.mode, written, unchanged, token, epochs, ranges)
 
     def logical(self, cursors: Cursors) -> dict[PhysicalPartition, int]:
         """Return what a commit says in the terms of applications: one logical offset per partition.
@@ -279,9 +289,10 @@ class AssignedSlots:
             self.hold(assigned)
 
     def hold(self, assigned: AssignedSlot) -> None:
-        """Hand out nothing more of a slot for now."""
+        """Hand out nothing more of a slot for now, or read nothing more where it has to come to one place."""
         self.reader.disown([assigned.slot])
-        self.sink.release([assigned.slot])
+        if not self.metadata.returning(assigned.parent.topic, assigned.mode):
+            self.sink.release([assigned.slot])
         self.withheld += 1
         assigned.stage = SlotStage.HELD
 
@@ -304,10 +315,6 @@ class AssignedSlots:
         self.reader.disown(working)
         return working
 
-    def finished(self, working: Iterable[OwnedSlot]) -> bool:
-        """Hand out nothing more of slots; return whether no record of them is being worked on."""
-        return self.sink.release(working)
-
     def start_anew(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Have slots start again from what the log says; of those that leave nothing more is committed."""
         if assigned_slots:
@@ -319,10 +326,9 @@ class AssignedSlots:
 
     def withdraw(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Read, hand out and commit nothing more of slots that are another member's; they are held still."""
-        self._take_back(assigned_slots)
         for assigned in assigned_slots:
             assigned.gone = True
-            assigned.stage, assigned.start, assigned.committed = SlotStage.STOPPED, None, ()
+        self.start_anew(assigned_slots)
 
     def read_again(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Have slots that were withdrawn start again: they are this member's after all."""
@@ -345,7 +351,6 @@ class AssignedSlots:
             assigned.stage = SlotStage.FOUND
 
     def restored(self, assigned: AssignedSlot) -> bool:
-        """Return whether the state of a slot is there; see ``StateBinding.restored``."""
         return self.state_binding.restored(assigned, self.sink)
 
     def _take_back(self, assigned_slots: Sequence[AssignedSlot]) -> None:
@@ -364,9 +369,8 @@ class AssignedSlots:
 
     def unsure(self) -> list[AssignedSlot]:
         """Return the slots with state of which a record is being worked on: whether it will count is open."""
-        if self.state_binding.store is None:
-            return []
-        return [h for h in self.in_sink() if not self.sink.release([h.slot])]
+        in_sink = self.in_sink() if self.state_binding.store is not None else []
+        return [h for h in in_sink if not self.sink.release([h.slot])]
 
     def hand_to(self, sink: RecordSink, processed: Cursors, *, auto_store: bool) -> None:
         """Have records go to another sink from now on, each slot from where it is processed."""
@@ -376,8 +380,7 @@ class AssignedSlots:
         self.sink.dropped(slots)
         self.sink, self.auto_store = sink, auto_store
         for assigned in self:
-            # Slots restart there; kept, it would take later commits back.
-            assigned.stored = None
+            assigned.stored = None  # slots restart there; kept, it would take later commits back
         for assigned in in_sink:
             self._restart(assigned, processed[assigned.slot] or assigned.begun_at)
 
@@ -487,13 +490,11 @@ class StateBinding:
 
     def broken(self, assigned_slots: Iterable[AssignedSlot]) -> list[AssignedSlot]:
         """Return the slots whose local state could not follow a commit: what waited of them is gone."""
-        if self.store is None:
-            return []
-        return [h for h in assigned_slots if h.restore.taken and not self._is_there(self.store, h.slot)]
+        return [h for h in assigned_slots if h.restore.taken and not self._is_there(h.slot)]
 
-    def _is_there(self, store: StateHooks, slot: OwnedSlot) -> bool:
+    def _is_there(self, slot: OwnedSlot) -> bool:
         try:
-            return store.ready(slot)
+            return self.store is None or self.store.ready(slot)
         except KpsplitError as error:
             log.warning("kpsplit: the state of %s: %s", slot, error)
             return False

@@ -219,8 +219,9 @@ class EnrolmentGuard:
         self._committer = committer
 
     def turn(self) -> None:
-        for assigned in self._slots:
-            assigned.follow_enrolment(self._slots.metadata.subscribed(assigned.parent.topic))
+        known = self._slots.metadata.subscribed
+        if [h for h in self._slots if h.follow_enrolment(known(h.parent.topic))]:
+            self._slots.reorder()  # the view of before is theirs also when the topic is left
         for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
             if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)

@@ -34,8 +34,8 @@ from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, enco
 
 VERSION = 1
 
-ENROLMENT_VERSION = 3
-"""Version 1 had no ``slots``, version 2 only the first number of them."""
+ENROLMENT_VERSION = 4
+"""Version 1 had no ``slots``, version 2 only the first number of them, version 3 no way back."""
 
 DEFAULT_LEASE_MS = 5000
 
@@ -84,7 +84,8 @@ class Enrolment:
     ``settled``: one lease has passed since it was recorded. ``slots``: how many key ranges of each partition
     the members of a group share (None: recorded by an older version). ``generation``: which number of slots
     this is of those that the topic has had. ``former_slots``: the number before it, until the operator has
-    found no member by it and has deleted its slots topic.
+    found no member by it and has deleted its slots topic. ``returning``: the topic goes back to plain clients
+    and has no slots, or is back with them (protocol, section 10.16).
     """
 
     topic: str
@@ -94,6 +95,12 @@ class Enrolment:
     slots: int | None = None
     generation: int = 1
     former_slots: int | None = None
+    returning: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether the topic is back with plain clients; the record keeps what must not be used again."""
+        return self.returning and self.settled and self.former_slots is None
 
     @property
     def slots_topic(self) -> str:
@@ -109,7 +116,9 @@ class Enrolment:
 
     @property
     def change_text(self) -> str:
-        """What is under way if there are ``former`` slots."""
+        """What is under way if there are ``former`` slots, or the topic is ``returning``."""
+        if self.returning:
+            return f"topic {self.topic} is being returned to plain clients"
         return f"the slots of {self.topic} are being changed from {self.former_slots} to {self.slots}"
 
     @property
@@ -147,9 +156,12 @@ def decode_enrolment(data: bytes | None) -> Enrolment:
         fields.optional_integer("slots", 1, MAX_SLOTS) if fields.version > 1 else None,
         fields.integer("generation", 1, MOST_GENERATIONS) if changeable else 1,
         fields.optional_integer("former_slots", 1, MAX_SLOTS) if changeable else None,
+        fields.boolean("returning") if fields.version > 3 else False,
     )
     fields.done()
-    first = enrolment.slots is None or enrolment.generation == 1
+    first = (enrolment.slots is None and not enrolment.returning) or enrolment.generation == 1
+    if enrolment.returning and (enrolment.slots is not None or enrolment.generation == 1):
+        fields.fail("returning with slots, or without having had any")
     if enrolment.former_slots is not None and (first or enrolment.former_slots == enrolment.slots):
         fields.fail("former_slots without a change of the number of slots")
     return enrolment

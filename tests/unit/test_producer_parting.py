@@ -1,0 +1,194 @@
+"""A topic is left: its producers stop stamping, and no record passes another (protocol, section 6.10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kpsplit.clock import Deadline, monotonic
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.connection import Connection
+from kpsplit.producer.background import BackgroundThread
+from kpsplit.producer.lease import Registration
+from kpsplit.producer.state import PASS_THROUGH
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.data import STAMP_HEADER
+from tests.unit.test_producer_state import Ground
+from tests.unit.test_producer_topics import library
+
+LEFT = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True, None, 2, returning=True)
+
+
+class Leaving:
+    """A producer whose topic is enrolled, and its thread; the topic can be left and enrolled again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ground = Ground()
+        self.removed: list[str] = []
+        self.reported = 0
+        self.thread: BackgroundThread = library(self.ground, monkeypatch, {"orders": 1}, "orders")
+        registration = self.thread._feed.registration
+        monkeypatch.setattr(registration, "remove_topic", lambda topic, _: self._remove(topic))
+        registration.record = _with_topics(registration.record, "orders")
+        self.tail: Any = self.thread._feed.tail
+        self.tail.progress = lambda: 0
+        self.enrolment = self.tail.view.enrolments["orders"]
+        self.produce = self.ground.producing(self.ground.held.produce, self.ground.callback)
+
+    def _remove(self, topic: str) -> None:
+        self.removed.append(topic)
+        record = self.thread._feed.registration.record
+        self.thread._feed.registration.record = _with_topics(record)
+
+    def leave(self) -> None:
+        self.tail.view.enrolments.pop("orders")
+        self.tail.view.left["orders"] = LEFT
+        self.thread._topics.adopt(self.tail.view)
+
+    def enrol_again(self) -> None:
+        self.tail.view.left.pop("orders")
+        self.tail.view.enrolments["orders"] = self.enrolment
+        self.thread._topics.adopt(self.tail.view)
+
+    def turn(self) -> None:
+        self.ground.queued = len(self.ground.rdkafka.given) - self.reported
+        self.thread._turn()
+
+    def report(self) -> None:
+        """The broker acknowledges the first record that it has not acknowledged yet."""
+        self.ground.rdkafka.report(self.reported)
+        self.reported += 1
+
+    def stamped(self) -> list[tuple[bytes, bool]]:
+        """What librdkafka was given, and whether it had a stamp."""
+        return [(given[1], STAMP_HEADER in dict(given[7] or ())) for given in self.ground.rdkafka.given]
+
+
+def _with_topics(record: Any, *topics: str) -> Any:
+    return replace(record, topics=topics)
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> Leaving:
+    return Leaving(monkeypatch)
+
+
+def test_new_records_wait_until_the_stamped_ones_are_resolved(leaving: Leaving) -> None:
+    leaving.produce("orders", b"a", b"k")
+    leaving.leave()
+    leaving.produce("orders", b"b", b"k")
+    leaving.produce("orders", b"c", b"k", 0)
+    leaving.turn()
+    assert leaving.stamped() == [(b"a", True)] and not leaving.removed
+    leaving.report()
+    leaving.turn()
+    assert leaving.stamped() == [(b"a", True), (b"b", False), (b"c", False)]
+    assert leaving.removed == ["orders"]
+    assert leaving.ground.state.route("orders") is PASS_THROUGH
+    leaving.produce("orders", b"d", b"k")
+    assert leaving.stamped()[-1] == (b"d", False)
+
+
+def test_what_was_held_before_goes_out_with_its_stamp_first(leaving: Leaving) -> None:
+    leaving.ground.hold(b"held")
+    leaving.leave()
+    leaving.produce("orders", b"new", b"k")
+    leaving.turn()
+    assert leaving.stamped() == [(b"held", True)]
+    leaving.report()
+    leaving.turn()
+    assert leaving.stamped() == [(b"held", True), (b"new", False)]
+
+
+def test_a_topic_that_is_enrolled_again_in_time_keeps_its_route(leaving: Leaving) -> None:
+    leaving.produce("orders", b"a", b"k")
+    leaving.leave()
+    leaving.produce("orders", b"b", b"k")
+    leaving.turn()
+    leaving.enrol_again()
+    leaving.turn()
+    leaving.turn()
+    assert leaving.stamped() == [(b"a", True), (b"b", True)] and not leaving.removed
+    leaving.produce("orders", b"c", b"k")
+    assert leaving.stamped()[-1] == (b"c", True)
+    assert leaving.ground.fence.next_sequence == 3
+
+
+def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -> None:
+    """A number names one record of a producer for good."""
+    leaving.produce("orders", b"a", b"k")
+    leaving.report()
+    leaving.leave()
+    leaving.turn()
+    leaving.produce("orders", b"b", b"k")
+    leaving.turn()
+    leaving.report()
+    leaving.enrol_again()
+    leaving.produce("orders", b"c", b"k")
+    leaving.turn()
+    leaving.ground.state.renew(monotonic() + 1000)
+    leaving.turn()
+    assert leaving.stamped() == [(b"a", True), (b"b", False), (b"c", True)]
+    send_state = leaving.ground.state.send_states()[0]
+    assert send_state.next_sequence == 2 and send_state.delivered() == {0: 1}
+    assert leaving.ground.state.tally.count == 0
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.written: list[list[tuple[bytes, bytes | None]]] = []
+        self.fails = False
+
+    def write_all(self, _topic: str, records: list[Any], _deadline: Deadline) -> None:
+        if self.fails:
+            raise KpsplitError("no answer")
+        self.written.append(list(records))
+
+
+def registered(*topics: str) -> tuple[Registration, Writer]:
+    connection = Connection({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    registration, writer = Registration(connection, 5, "c", None, lambda: 60.0), Writer()
+    registration._writer = writer  # type: ignore[assignment]
+    for topic in topics:
+        registration.add_topic(topic, {f"{topic}/0": "a"}, Deadline(5))
+    return registration, writer
+
+
+def test_a_topic_leaves_the_registration_with_all_that_was_said_of_it() -> None:
+    registration, writer = registered("orders", "orders-2")
+    registration.acknowledge("orders/0", "a", Deadline(5))
+    registration.remove_topic("orders", Deadline(5))
+    assert registration.record.topics == ("orders-2",)
+    assert (registration.record.ready, registration.record.acknowledged) == ({"orders-2/0": "a"}, {})
+    assert writer.written[-1] == [(registration.record.key, registration.record.encode())]
+
+
+def test_the_registration_goes_with_its_last_topic_and_its_key_is_not_used_again() -> None:
+    registration, writer = registered("orders")
+    key, writes = registration.record.key, registration.writes
+    registration.remove_topic("orders", Deadline(5))
+    assert writer.written[-1] == [(key, None)]
+    assert registration.writes == writes + 1 and not registration.is_over()
+    assert registration.renews(monotonic()), "nobody waits for it: the lease needs no registration"
+    registration.add_topic("orders", {}, Deadline(5))
+    assert registration.record.key != key and registration.record.topics == ("orders",)
+
+
+def test_a_removal_that_may_come_late_never_reaches_the_next_registration() -> None:
+    registration, writer = registered("orders")
+    key, writer.fails = registration.record.key, True
+    with pytest.raises(KpsplitError):
+        registration.remove_topic("orders", Deadline(5))
+    writer.fails = False
+    registration.add_topic("bills", {}, Deadline(5))
+    assert registration.record.key != key and (key, None) in writer.written[-1]
+
+
+def test_a_producer_that_is_closed_says_nothing_more() -> None:
+    registration, writer = registered("orders")
+    registration.certify({}, Deadline(5))
+    written = len(writer.written)
+    registration.remove_topic("orders", Deadline(5))
+    assert len(writer.written) == written
