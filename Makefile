@@ -72,7 +72,7 @@ jars: $(INSTALLED)
 test: test-core test-cluster test-load
 
 test-core: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 # Processes with a cluster each; one Spark session. More than processors, because most tests wait for brokers; not
 # many more: Spark gives a Python worker ten seconds to start, whatever else runs.

@@ -117,6 +117,11 @@ enroll orders --slots 65 | not in the range 1<=x<=64
 enroll orders --slots many | 'many' is not a valid integer
 enroll orders --partitioner round | 'round' is not one of 'consistent_random', 'murmur2_random', 'explicit'
 enroll orders other | unexpected extra argument (other)
+unenroll | Missing argument 'TOPIC'
+unenroll orders/3 | 'orders/3' is not the name of a topic
+unenroll orders --wait soon | 'soon' is not a duration
+unenroll orders --merge=yes | '--merge' does not take a value
+unenroll orders | no brokers named; nothing was changed
 doctor orders | unexpected extra argument (orders)
 doctor --fix | No such option '--fix'
 completion | Choose from: bash, zsh, fish
