@@ -209,7 +209,7 @@ class RebalanceCallbacks:
         self, leaving: AbstractSet[PhysicalPartition], staying: AbstractSet[PhysicalPartition]
     ) -> Callback | None:
         """Have on_revoke called, then on_assign for the partitions of which other slots are ``staying``."""
-        known = self._forget(leaving)
+        known = self.forget(leaving)
         again = known & staying
         self._announced |= again
         on_revoke, on_assign = self.on_revoke, self.on_assign
@@ -227,12 +227,12 @@ class RebalanceCallbacks:
 
     def lose(self, gone: AbstractSet[PhysicalPartition]) -> Callable[[], object]:
         """Forget partitions of lost slots at once; return what has on_lost called for them."""
-        known, listener = self._forget(gone), self.on_lost or self.on_revoke
+        known, listener = self.forget(gone), self.on_lost or self.on_revoke
         if listener is None or not known:
             return lambda: None
         return lambda: self._events.call(lambda: listener(parts(known)))
 
-    def _forget(self, gone: AbstractSet[PhysicalPartition]) -> set[PhysicalPartition]:
+    def forget(self, gone: AbstractSet[PhysicalPartition]) -> set[PhysicalPartition]:
         """Return those that on_assign has named; it names them again if a slot of them comes back."""
         known = gone & self._announced
         self._announced -= known

@@ -455,6 +455,17 @@ def test_without_a_start_from_on_assign_the_error_comes_after_it(world: World) -
     assert [one.stage for one in world.slots] == [SlotStage.STOPPED, SlotStage.STOPPED]
 
 
+def test_on_assign_is_called_again_for_a_partition_that_the_program_let_go(world: World) -> None:
+    world.subscribe()
+    world.coordinator.give(0)
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.engine.ask(lambda: world.calls.unassign([TopicPartition(TOPIC, 0)])).result(10)
+    assert not world.slots.in_sink()
+    world.coordinator.give(1)
+    world.polls(lambda: slot(1) in world.reader.owned, "another slot of it")
+    assert world.told == [("assign", [0]), ("assign", [0])]
+
+
 def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: World) -> None:
     world.metadata.view.enrolments.clear()
     world.engine.ask(lambda: world.calls.assign({PARENT: None}, more=False)).result(10)

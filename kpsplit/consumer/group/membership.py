@@ -286,6 +286,8 @@ class Membership:
             return
         self._revoking = State.REVOKING_PARTITION
         callback = self._call_on_revoke(leaving) if call_back else None
+        if not call_back:
+            self.callbacks.forget({h.parent for h in leaving})  # on_assign names them again if they come back
         if callback is not None and not self._wait(lambda: callback.done, patience):
             self.give_up("on_revoke has not returned in time")
             return
