@@ -9,7 +9,7 @@ import click
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import behind_a_change
+from kpsplit.errors import CheckFailedError, behind_a_change
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,13 @@ def _merge_and_retire(operations: Admin, parent: PhysicalPartition, observer: Ob
 
     merged = [segment.source for segment in operations.lineage(parent).open_segments()] == [parent]
     if not merged:
-        operations.merge(parent, max_pause_ms=MAX_PAUSE_MS, observer=observer)
+        try:
+            operations.merge(parent, max_pause_ms=MAX_PAUSE_MS, observer=observer)
+        except CheckFailedError as error:
+            error.hint = (
+                f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
+            )
+            raise
     with behind_a_change(done=not merged):
         operations.retire(parent, observer=observer, wait_seconds=wait)
 
