@@ -33,7 +33,8 @@ LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chao
 # Spark is one share of minutes. The command line looks at whole clusters, which costs more the more topics are left there.
 # Then the longest: a process that began one last would keep the others waiting.
 SPARK_AND_CLI := tests/spark $(filter-out $(OFFLINE_TESTS),$(wildcard tests/cli/test_*.py))
-LONGEST := $(patsubst %,tests/broker/test_%.py,producer_operations consumer_groups operations_recovery) \
+LONGEST := $(patsubst %,tests/broker/test_%.py,unenrol slots_change rights producer_operations consumer_groups \
+  producer_dropin state_engine operations_recovery) \
   $(filter-out $(LOAD_TESTS),$(wildcard tests/fault/test_*.py))
 CLUSTER_TESTS := $(SPARK_AND_CLI) $(LONGEST) $(filter-out $(LONGEST),$(wildcard tests/broker/test_*.py))
 CORE_TESTS := $(filter-out tests/spark tests/fault tests/broker tests/cli tests/demo %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(OFFLINE_TESTS)
