@@ -10,6 +10,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.verification.checks import slots_findings
@@ -123,7 +125,8 @@ def test_a_producer_writes_to_added_partitions_before_its_client_looks_at_the_to
     with Producer({"bootstrap.servers": bootstrap}) as producer:
         send_until(journal, producer, topic, KEYS, lambda: True)
         add_partitions(admin, topic, 3)
-        wait_for(lambda: partitions_of(admin, topic) == 3, "the new partitions")
+        # Of every broker: the producer looks once, at any of them.
+        await_served(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})), {topic: 3}, Deadline(60))
         coordinator = producer._background
         assert coordinator is not None
         coordinator._topics._metadata_at = 0.0

@@ -35,6 +35,7 @@ from tests.broker.sleeping import SHORT_SESSION_MS, Sleeper
 from tests.broker.test_run_enrolled import Running
 from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
 from tests.conftest import MakeTopic
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -92,7 +93,7 @@ def take(consumer: confluent_kafka.Consumer, count: int, seconds: float = 120.0)
 STEPS = ["Return", "ClaimAll", "Whole", "DeleteSlots", "Part", "Leave"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step in (STEPS[0], STEPS[-2])))
 def test_a_return_whose_operator_died_is_gone_on_with_by_the_next(
     operations: Admin, admin: AdminClient, make_topic: MakeTopic, step: str
 ) -> None:
@@ -247,7 +248,7 @@ def retired(operations: Admin, parent: PhysicalPartition) -> bool:
     return not state_of(operations, parent).to_retire()
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
 def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without_losing_an_order(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -275,6 +276,7 @@ def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without
     assert not trouble(operations, topic)
 
 
+@pytest.mark.nightly
 def test_workers_of_a_live_group_do_nothing_again_while_their_topic_returns(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -303,6 +305,7 @@ def test_workers_of_a_live_group_do_nothing_again_while_their_topic_returns(
     assert log.duplicates() == 0, log.handed_out_again()
 
 
+@pytest.mark.nightly
 def test_members_start_close_and_are_killed_at_each_step_of_a_return(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -353,6 +356,7 @@ def _add(log: Log, consumer: confluent_kafka.Consumer) -> bool:
     return True
 
 
+@pytest.mark.nightly
 def test_an_operator_that_claims_after_the_return_began_splits_nothing(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:

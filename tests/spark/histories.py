@@ -248,6 +248,8 @@ class World:
             )
             for instance, given in self.given.items()
         )
+        # As the gatherer: what an operation wrote after the control topic was read is not of this picture.
+        known = tuple(b for b in self.boundaries if b.epoch <= state.epoch)
         snapshot = Snapshot(
             TOPIC,
             (state,),
@@ -255,7 +257,7 @@ class World:
             dict.fromkeys(self.retired, GapReason.RETIRED),
             producers=producers,
             commits=tuple(self.commits),
-            boundaries=tuple(self.boundaries),
+            boundaries=known,
         )
         return self.adjust(snapshot)
 
