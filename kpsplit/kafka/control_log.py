@@ -367,9 +367,9 @@ class OperationLog(ClaimedLog):
         """
         if attempt.kind is not OperationKind.SPLIT:
             return
-        key, topic = enrolment_claim_key(self._parent.topic), self._parent.topic
-        written = self._open_announcer().write(CONTROL_TOPIC, key, None, deadline, partition=_ENROLMENTS)
-        self._tail.read_to({_ENROLMENTS: written + 1}, deadline)
+        topic = self._parent.topic
+        end = _marked(self._open_announcer(), topic, deadline)
+        self._tail.read_to({_ENROLMENTS: end}, deadline)
         enrolment = self._tail.view.enrolments.get(topic)
         if enrolment is None:
             raise self._tail.view.not_enrolled(topic)
@@ -446,14 +446,19 @@ class EnrolmentLog(FencedLog):
             self._read_decided(offset + 1, deadline)
 
     def _mark(self, deadline: Deadline) -> int:
-        key = enrolment_claim_key(self._topic)
-        return self._writer.write(CONTROL_TOPIC, key, None, deadline, partition=_ENROLMENTS) + 1
+        return _marked(self._writer, self._topic, deadline)
 
     def _take(self, deadline: Deadline) -> None:
         self._producer.take(deadline)
 
     def _read_decided(self, end: int, deadline: Deadline) -> None:
         self._tail.read_to({_ENROLMENTS: end}, deadline)
+
+
+def _marked(writer: AcknowledgedWriter, topic: str, deadline: Deadline) -> int:
+    """Write a record that changes nothing where enrolments are; return where what comes after it begins."""
+    key = enrolment_claim_key(topic)
+    return writer.write(CONTROL_TOPIC, key, None, deadline, partition=_ENROLMENTS) + 1
 
 
 def _refused(error: KafkaError | None, what: str, written_for: float | None = None) -> KpsplitError:

@@ -43,6 +43,7 @@ from tests.broker.consuming import REMOTE, Log, Member, consumer, reading, share
 from tests.broker.operating import DiedError, dying_after, operating, split
 from tests.broker.sleeping import COUNT, PATIENCE, SHORT_SESSION_MS, Sleeper, send
 from tests.conftest import MakeTopic
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -187,11 +188,10 @@ def test_a_member_that_changes_its_topics_back_and_forth_reads_what_it_names_las
     assert len(found) == len(set(found))
 
 
-STEPS = ["Slots", "Change", "Settled", "DeleteSlots"]
-SLOW_STEPS = [pytest.param(step, marks=pytest.mark.nightly) for step in ("Settle", "Release", "Changed")]
+STEPS = ["Slots", "Change", "Settled", "DeleteSlots", "Settle", "Release", "Changed"]
 
 
-@pytest.mark.parametrize("step", [*STEPS, *SLOW_STEPS])
+@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step in STEPS[:4]))
 def test_a_change_whose_operator_died_is_finished_by_the_next_enrol(
     operations: Admin, admin: AdminClient, make_topic: MakeTopic, step: str
 ) -> None:

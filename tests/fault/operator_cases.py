@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -65,14 +65,6 @@ IN_EVERY_RUN = [
     Case("merge", "SealSubTopics"),
 ]
 """One case of each outcome, on both sides of each decision; the others take minutes, and run at night."""
-
-
-def parameters(cases: Iterable[Case]) -> list[Any]:
-    """Return cases as parameters of a test."""
-    return [
-        pytest.param(case, id=str(case), marks=() if case in IN_EVERY_RUN else pytest.mark.nightly)
-        for case in cases
-    ]
 
 
 def operator(

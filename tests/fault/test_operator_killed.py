@@ -16,15 +16,16 @@ from kpsplit.admin import Admin
 from tests.fault.operator_cases import (
     CASE_SECONDS,
     COMMITTED,
+    IN_EVERY_RUN,
     MERGES,
     SPLITS,
     Case,
     CaseRun,
     operator,
-    parameters,
     side_by_side,
     writable_again,
 )
+from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -52,21 +53,21 @@ def runs(
         yield futures
 
 
-@pytest.mark.parametrize("case", parameters(SPLITS))
+@pytest.mark.parametrize("case", others_at_night(SPLITS, IN_EVERY_RUN.__contains__), ids=str)
 def test_a_split_whose_operator_is_killed_before_the_commit_is_rolled_back_without_a_human(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
     record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
-@pytest.mark.parametrize("case", parameters(MERGES))
+@pytest.mark.parametrize("case", others_at_night(MERGES, IN_EVERY_RUN.__contains__), ids=str)
 def test_a_merge_whose_operator_is_killed_before_the_commit_can_be_aborted(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
     record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
-@pytest.mark.parametrize("case", parameters(COMMITTED))
+@pytest.mark.parametrize("case", others_at_night(COMMITTED, IN_EVERY_RUN.__contains__), ids=str)
 def test_an_operation_whose_operator_is_killed_behind_the_commit_goes_forward(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:

@@ -21,13 +21,14 @@ from tests.broker.operating import state_of
 from tests.fault.operator_cases import (
     CASE_SECONDS,
     CASES,
+    IN_EVERY_RUN,
     Case,
     CaseRun,
     operator,
-    parameters,
     side_by_side,
     writable_again,
 )
+from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -82,7 +83,7 @@ def runs(
         yield futures
 
 
-@pytest.mark.parametrize("case", parameters(CASES))
+@pytest.mark.parametrize("case", others_at_night(CASES, IN_EVERY_RUN.__contains__), ids=str)
 def test_an_operator_that_slept_while_its_operation_was_ended_is_fenced_and_changes_nothing(
     runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:

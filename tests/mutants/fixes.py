@@ -1291,7 +1291,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "look for a return only as far as it is read already",
         "kafka.control_log",
-        "        self._tail.read_to({_ENROLMENTS: written + 1}, deadline)\n        enrolment",
+        "        self._tail.read_to({_ENROLMENTS: end}, deadline)\n        enrolment",
         "        enrolment",
         RETURNING,
     ),

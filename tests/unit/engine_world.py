@@ -258,12 +258,14 @@ class GroupOffsets:
         self.failures: deque[Exception] = deque()
         self.members: Callable[[], Members] | None = None
         self.asked = 0
+        self.wanted: list[Any] = []
         self.seconds = 0.0
         self.begun = 0
         self.has_commits = True
 
     def starts(self, wanted: list[Any], me: str | None) -> list[SlotStart]:
         self.asked += 1
+        self.wanted.extend(wanted)
         self.starts_gate.wait(2 * lane_samples.PATIENCE)  # longer than who waits for it
         given = [None if self.has_commits else w.given for w in wanted]
         return [

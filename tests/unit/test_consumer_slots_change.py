@@ -30,9 +30,7 @@ def record(world: World, *, settled: bool, former: int | None = SLOTS) -> None:
 
 def test_a_member_reads_on_what_it_has_begins_nothing_and_goes_over_when_the_change_is_settled() -> None:
     with World() as world:
-        wanted: list[Any] = []
-        starts = world.group_offsets.starts
-        world.group_offsets.starts = lambda asked, me: (wanted.extend(asked), starts(asked, me))[1]  # type: ignore
+        wanted = world.group_offsets.wanted
         world.subscribe()
         world.coordinator.give(0, 1)
         world.polls(lambda: {slot(0), slot(1)} <= world.reader.owned.keys(), "its slots")
@@ -55,9 +53,7 @@ def test_a_member_reads_on_what_it_has_begins_nothing_and_goes_over_when_the_cha
 
 def test_when_the_change_is_finished_a_slot_waits_for_no_former_one() -> None:
     with World() as world:
-        wanted: list[Any] = []
-        starts = world.group_offsets.starts
-        world.group_offsets.starts = lambda asked, me: (wanted.extend(asked), starts(asked, me))[1]  # type: ignore
+        wanted = world.group_offsets.wanted
         record(world, settled=True, former=None)
         world.subscribe()
         assert world.coordinator.topics == [PRESENT]

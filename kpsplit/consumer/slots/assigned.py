@@ -217,8 +217,8 @@ class AssignedSlot:
         return () if self.start is None else self.start.pieces
 
     def follow_enrolment(self, topic: Subscribed) -> bool:
-        """Have ranges committed of what is assigned by hand once its topic is enrolled; True if it is now."""
-        follows = self.by_hand and self.mode.plain and not topic.mode.plain
+        """Of one by hand: have ranges committed once its topic is enrolled; True if it is now."""
+        follows = self.mode.plain and not topic.mode.plain
         self.mode = Mode.WHOLE if follows else self.mode
         return follows
 

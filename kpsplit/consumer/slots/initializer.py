@@ -220,7 +220,7 @@ class EnrolmentGuard:
 
     def turn(self) -> None:
         known = self._slots.metadata.subscribed
-        if [h for h in self._slots if h.follow_enrolment(known(h.parent.topic))]:
+        if [h for h in self._slots if h.by_hand and h.follow_enrolment(known(h.parent.topic))]:
             self._slots.reorder()  # the view of before is theirs also when the topic is left
         for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
             if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
