@@ -28,6 +28,7 @@ from kpsplit.control.session import (
 )
 from kpsplit.errors import (
     CheckFailedError,
+    ConflictError,
     DeadlineExceededError,
     InvariantError,
     behind_a_change,
@@ -90,7 +91,10 @@ class Unenroller:
         self._records = EnrolmentRecords(session.enrolments, observer)
         self._deadline = session.begin()
         self._patience = Deadline(patience)
-        self._changed = self._claimed = self._lease_over = self._withdrawn = False
+        self._changed = False
+        self._done_for: dict[Act, Enrolment] = {}
+        """The record that stood when this run did a step: under another one, be it another operator's, the
+        step is still to be done."""
         self._waits_for = ""
 
     def obstacles(self) -> list[Check]:
@@ -103,11 +107,17 @@ class Unenroller:
 
         Raises:
             CheckFailedError: something forbids it. DeadlineExceededError: a group did not come so far.
+            ConflictError: somebody has enrolled the topic again meanwhile.
         """
         hint = _GO_ON.format(self._topic)
         while True:
             with behind_a_change(hint, done=self._changed):
                 recorded = self._session.recorded(self._topic, self._deadline)
+                if self._changed and not recorded.returning:
+                    raise ConflictError(
+                        f"topic {self._topic} was enrolled again by another process meanwhile",
+                        hint="look at: kpsplit status",
+                    )
                 self._changed = self._changed or recorded.returning
                 seen = self._look(recorded)
                 act = next_step(recorded, seen)
@@ -124,13 +134,14 @@ class Unenroller:
     def _look(self, recorded: Enrolment) -> Seen:
         """Return what the next step depends on, and no more: some of it is dear."""
         if recorded.left:
-            return Seen(withdrawn=self._withdrawn)
+            return Seen(withdrawn=self._has_done(Act.WITHDRAW, recorded))
         if not recorded.returning:
             return Seen(failed(self._forbidding(recorded)), patient=not self._patience.expired())
         former = recorded.former
         if not recorded.settled:
-            found = () if former is None or self._claimed else self._partitions()
-            return Seen(found, claimed=self._claimed, lease_over=self._lease_over)
+            claimed = self._has_done(Act.CLAIM, recorded)
+            found = () if former is None or claimed else self._partitions()
+            return Seen(found, claimed=claimed, lease_over=self._has_done(Act.LEASE, recorded))
         if former is None:
             raise InvariantError(f"the record of {self._topic} says that it is left and that it is not")
         readers = tuple(readers_of_topics(self._admin, {former.topic}, self._deadline))
@@ -139,6 +150,9 @@ class Unenroller:
             return Seen(readers=readers, slots_topic=there)
         partitions = self._partitions()
         return Seen(tuple(partitions or self._groups(recorded, frozenset())))
+
+    def _has_done(self, act: Act, recorded: Enrolment) -> bool:
+        return self._done_for.get(act) == recorded
 
     def _forbidding(self, recorded: Enrolment) -> Iterator[Check | None]:
         """Yield what forbids the return: all that is known, so that one look is enough."""
@@ -189,10 +203,10 @@ class Unenroller:
             case Act.RECORD:
                 self._record(recorded)
             case Act.CLAIM:
-                self._claim()
+                self._claim(recorded)
             case Act.LEASE:
                 wait_a_lease(self._session.tail(self._deadline), self._deadline)
-                self._lease_over = True
+                self._done_for[Act.LEASE] = recorded
                 self._done("Lease", started, "one lease has passed")
             case Act.RELEASE:
                 self._await(f"group {seen.readers[0]} to release the slots of {self._topic}")
@@ -216,8 +230,17 @@ class Unenroller:
         if not recorded.returning:
             self._refuse_what_cannot_end(recorded)
         name = _NAMES[record.settled, record.former is None]
-        self._records.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
-        self._changed, self._lease_over = True, False
+        try:
+            self._records.write(name, recorded, record, self._deadline, _GO_ON.format(self._topic))
+        except ConflictError:
+            if not self._others_are_further(record):
+                raise
+        self._changed = True
+
+    def _others_are_further(self, record: Enrolment) -> bool:
+        """Return whether another operator is at this return, at this record or after it: so go on from there."""
+        found = self._session.recorded(self._topic, self._deadline)
+        return found.returning and found.generation == record.generation
 
     def _refuse_what_cannot_end(self, recorded: Enrolment) -> None:
         """Raises where it is known beforehand that a return that begins now cannot be finished."""
@@ -230,7 +253,7 @@ class Unenroller:
                 hint=f"give a --timeout of more than {needed:.0f}",
             )
 
-    def _claim(self) -> None:
+    def _claim(self, recorded: Enrolment) -> None:
         """Claim each partition: operators of before are fenced, later ones then read the record."""
         started, states = monotonic(), self._session.states(self._topic, self._deadline)
         for state in states:
@@ -241,7 +264,7 @@ class Unenroller:
                 log.close()
             if (obstacle := partition_obstacle(now)) is not None:
                 raise refusal(self._topic, (obstacle,), changed=True)
-        self._claimed = True
+        self._done_for[Act.CLAIM] = recorded
         self._done("ClaimAll", started, many(len(states), "partition"))
 
     def _withdraw(self, recorded: Enrolment) -> None:
@@ -253,7 +276,7 @@ class Unenroller:
                 self._done("Withdraw", started, f"the range commits of {group}")
 
         self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)
-        self._withdrawn = True
+        self._done_for[Act.WITHDRAW] = recorded
 
     def _await(self, what: str, hint: str | None = None) -> None:
         """Wait a moment for a group; report whom that is for, once."""

@@ -44,6 +44,8 @@ class Cluster:
         self.topics = {"orders": 1, "__kpsplit.slots.orders": 8}
         self.seconds = 60.0
         self.claims = 0
+        self.meanwhile: list[Callable[[], None]] = []
+        """What others do while a lease passes, lease by lease."""
         self.fenced: list[Enrolment] = []
         """For each withdrawal that is refused: what is recorded then."""
         self.session: Any = SimpleNamespace(
@@ -65,7 +67,7 @@ class Cluster:
                 (module, "LOOK_AGAIN_SECONDS", 0.0),
                 (session_module, "LOOK_AGAIN_SECONDS", 0.0),
                 (module, "lease_seconds", lambda _: 1.0),
-                (module, "wait_a_lease", lambda *_: self.done.append("lease")),
+                (module, "wait_a_lease", lambda *_: self._lease()),
                 (module, "SlotsTopics", lambda _: SimpleNamespace(check_rights=lambda *_: None)),
                 (module, "OperationLog", lambda _connection, parent: self._operation(parent)),
                 (module, "readers_of", lambda *_: self.sharing),
@@ -76,6 +78,18 @@ class Cluster:
             ],
         ):
             monkeypatch.setattr(place, name, what)
+
+    def _lease(self) -> None:
+        self.done.append("lease")
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+    def others_record(self, count: int) -> None:
+        """Another operator records the next steps of the return."""
+        for _ in range(count):
+            following = module.following(self.recorded)
+            assert following is not None
+            self.recorded = following
 
     def _fold(self) -> CommitFold:
         return self.folds.pop(0) if len(self.folds) > 1 else self.folds[0]
@@ -232,3 +246,41 @@ def test_nothing_is_withdrawn_of_a_topic_that_is_enrolled_again_meanwhile(cluste
         cluster.look = lambda _: replace(cluster.recorded, slots=8, returning=False)  # type: ignore[method-assign]
         cluster.run()
     assert not cluster.done
+
+
+def test_a_lease_that_passed_under_an_earlier_record_counts_for_no_later_one(cluster: Cluster) -> None:
+    """Another operator, who began earlier, writes record (3) while this one lets the lease of (1) pass.
+
+    Record (4) at once would let a member begin plainly while another one begins by a view from before (3).
+    """
+    cluster.topics.pop("__kpsplit.slots.orders")
+    cluster.meanwhile = [lambda: cluster.others_record(2)]
+    assert cluster.run().left
+    assert cluster.done == [*ALL[:3], "lease", "record None True", "withdraw"]
+
+
+def test_a_topic_that_is_enrolled_again_meanwhile_is_not_returned_once_more(cluster: Cluster) -> None:
+    again = replace(ENROLLED, slots=4, generation=2)
+    cluster.meanwhile = [lambda: setattr(cluster, "recorded", again)]
+    with pytest.raises(ConflictError, match="was enrolled again by another process meanwhile") as caught:
+        cluster.run()
+    assert (caught.value.changed, cluster.recorded) == (True, again)
+    assert cluster.done == ALL[:3]
+
+
+def test_two_operators_that_return_a_topic_at_the_same_time_do_not_refuse_each_other(
+    cluster: Cluster,
+) -> None:
+    """The other one is two records further when this one comes to write; neither has anything to complain of."""
+    del cluster.topics["__kpsplit.slots.orders"]
+    cluster.others_record(1)
+    record, looks = cluster.look, iter([cluster.recorded])
+
+    def look(deadline: Deadline) -> Enrolment:
+        if cluster.done == [f"claim {PARENT}", "lease"] and next(looks, None) is not None:
+            cluster.others_record(2)
+        return record(deadline)
+
+    cluster.look = look  # type: ignore[method-assign]
+    assert cluster.run().left
+    assert cluster.done == [ALL[1], "lease", "lease", "record None True", "withdraw"]
