@@ -100,7 +100,7 @@ class ApplicationRequests:
             known = None if exactly else assigned.ahead
             kept[slot] = tuple(known.furthest(pieces, self._slots.lineage(slot.parent))) if known else pieces
             if self._slots.auto_store:
-                assigned.ahead = PieceProgress(kept[slot])
+                assigned.ahead = PieceProgress(kept[slot], untouched=False)
             else:
                 assigned.stored = kept[slot]
         return kept

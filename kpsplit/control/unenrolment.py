@@ -238,7 +238,7 @@ class Unenroller:
         self._changed = True
 
     def _others_are_further(self, record: Enrolment) -> bool:
-        """Return whether another operator is at this return, at this record or after it: so go on from there."""
+        """Return whether another operator is at this return, so that this one goes on from there."""
         found = self._session.recorded(self._topic, self._deadline)
         return found.returning and found.generation == record.generation
 

@@ -6,12 +6,14 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.runner import _take_back_outputs
 from kpsplit.consumer.session import ConsumerSession
@@ -23,13 +25,14 @@ from kpsplit.consumer.slots.assigned import (
     slot_by_hand,
 )
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
 from kpsplit.splitter.records.offsets import Bookmark, decode_bookmark
 from tests.unit.engine_world import KEYS, PARENT, SLOTS, TOPIC, World, record, slot
 from tests.unit.samples import life
@@ -493,6 +496,28 @@ def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world
     world.metadata.position += 1
     commit_three_records(world)
     assert tokens == [PhysicalPartition(changed.slots_topic, 0)]
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_slots_by_hand_name_no_partition_of_their_topic_when_it_has_no_slots_any_more(
+    world: World, returned: bool
+) -> None:
+    """Where another range has no commit, what is written for it is 0: plain clients would begin there."""
+    world.engine.ask(lambda: world.calls.assign_slots([(TOPIC, 0, 3)], ())).result(10)
+    world.polls(lambda: world.reader.owned, "the slot")
+    known = world.metadata.view.enrolments.pop(TOPIC)
+    if not returned:
+        world.metadata.view.enrolments[TOPIC] = replace(
+            known, slots=None, generation=2, former_slots=SLOTS, returning=True
+        )
+    world.metadata.position += 1
+    topic = world.metadata.subscribed(TOPIC)
+    [held] = world.slots
+    assert held.token(topic).topic == OFFSETS_TOPIC
+    state = PartitionState.unsplit(PARENT, "id")
+    processed = Processed(state, held.mode, (Cursor(slot(3).range, {0: 3}),), (), held.token(topic))
+    wrote = writes([processed], CommitMember("g", "me", 1), CommitFold())
+    assert wrote is not None and wrote.offsets == {PhysicalPartition(OFFSETS_TOPIC, 0): 0}
 
 
 def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(world: World) -> None:

@@ -18,7 +18,7 @@ from kpsplit.kafka import groups
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.group_slots import Mode
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
@@ -252,6 +252,13 @@ def test_once_a_range_of_the_partition_was_committed_nobody_is_asked(range_: Key
     group_offsets = Asked(OWNED, range_)
     assert isinstance(start(group_offsets, PARENT), SlotStart)
     assert "members" not in group_offsets.asked
+
+
+def test_a_commit_of_the_whole_partition_does_not_say_that_nobody_has_it() -> None:
+    """It may be that of a member that reads on by a view from the topic's return to plain clients."""
+    assert isinstance(start(Asked(OWNED, WHOLE), PARENT), StillOwnedError)
+    assert isinstance(start(Asked(NOBODY, WHOLE), PARENT), SlotStart)
+    assert isinstance(start(Asked(OWNED, WHOLE, slot(0).range), PARENT), SlotStart)
 
 
 FORMER = tuple(PhysicalPartition("__kpsplit.slots.orders", number) for number in range(2))

@@ -149,6 +149,66 @@ def test_a_member_commits_the_place_where_it_begins_a_partition_without_a_commit
         assert world.group_offsets.commits[0] == {WHOLE: 5}
 
 
+BY_ITSELF = (
+    {"enable_auto_commit": False},
+    {"enable_auto_offset_store": False, "auto_commit_interval_ms": 10},
+)
+
+
+def apart(world: World, **at: int) -> None:
+    """The halves of the partition were committed apart; the member gets the partition as a whole."""
+    halves = zip(WHOLE.split_evenly(2), at.values(), strict=True)
+    begins = SlotStart(tuple(Cursor(half, {0: place}) for half, place in halves), committed=True)
+    world.group_offsets.starts = lambda asked, me: [begins for _ in asked]  # type: ignore
+    world.reader.written = min(at.values())
+    says(world, 2)
+    world.subscribe()
+    world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
+    world.polls(lambda: PARTITION in world.reader.owned, "the partition")
+
+
+@pytest.mark.parametrize("settings", BY_ITSELF)
+def test_where_the_application_has_nothing_to_commit_its_member_commits_one_place(settings: Any) -> None:
+    """Records that a piece had processed are passed over: else nobody would commit."""
+    with World(**settings) as world:
+        apart(world, low=5, high=3)
+        pass_turns(world, 5)
+        assert not world.group_offsets.commits, "not before it has caught up"
+        world.reader.write(record(3), record(4))
+        came = world.polls(lambda: world.group_offsets.commits, "a commit")
+        assert world.group_offsets.commits == [{WHOLE: 5}] and not came
+        pass_turns(world, 5)
+        assert len(world.group_offsets.commits) == 1
+
+
+@pytest.mark.parametrize("settings", BY_ITSELF)
+def test_what_was_handed_out_is_committed_by_the_application_only(settings: Any) -> None:
+    high = keys_in(WHOLE.split_evenly(2)[1], 1)[0]
+    with World(**settings) as world:
+        apart(world, low=5, high=3)
+        world.reader.write(message(3, high), record(4))
+        world.take(1)
+        world.polls(lambda: world.slots.sink.cursor(PARTITION)[0].positions == {0: 5}, "it to be processed")
+        pass_turns(world, 30)
+        assert not world.group_offsets.commits
+
+
+def test_places_are_left_to_the_application_where_it_keeps_them_or_the_topic_does_not_return() -> None:
+    """A program with bookmarks may commit nothing at all. An old enrolment has no slots."""
+    with World(**BY_ITSELF[0]) as world:
+        apart(world, low=3, high=3)
+        [held] = world.slots
+        level = world.engine.enrolment_guard._level
+        world.engine.call(lambda: setattr(held, "committed", ()))
+        assert world.engine.call(level) == {PARTITION: (Cursor(WHOLE, {0: 3}),)}
+        world.engine.call(lambda: setattr(held, "moves", 1))
+        assert not world.engine.call(level)
+        world.engine.call(lambda: setattr(held, "moves", 0))
+        known = world.metadata.view.enrolments[TOPIC]
+        world.metadata.view.enrolments[TOPIC] = replace(known, former_slots=None, returning=False)
+        assert not world.engine.call(level)
+
+
 def test_an_application_that_commits_by_itself_does_so_inside_on_revoke() -> None:
     with World(enable_auto_commit=False) as world:
         wanted = returned(world)

@@ -271,7 +271,7 @@ def test_a_topic_that_is_enrolled_again_meanwhile_is_not_returned_once_more(clus
 def test_two_operators_that_return_a_topic_at_the_same_time_do_not_refuse_each_other(
     cluster: Cluster,
 ) -> None:
-    """The other one is two records further when this one comes to write; neither has anything to complain of."""
+    """The other one is two records further when this one comes to write."""
     del cluster.topics["__kpsplit.slots.orders"]
     cluster.others_record(1)
     record, looks = cluster.look, iter([cluster.recorded])

@@ -134,7 +134,7 @@ class GroupOffsets:
         """Return the partitions that some member may still read, or work on, by a predecessor of a slot.
 
         A member that owns one releases it when the record in hand is processed. Until then the coordinator
-        names it as the owner, or as one that has something to release (``nobody_on``). Once a range of the
+        names it as the owner, or as one that has something to release (``nobody_on``). Once a part of the
         partition was committed, some member has asked this before and found no owner of the partition itself,
         and no member begins to read it as a whole any more.
         """
@@ -155,8 +155,8 @@ class GroupOffsets:
         return wanted.predecessors - gone
 
     def _has_commits(self, lineage: Lineage) -> bool:
-        """Return whether the group has committed any range of a partition."""
-        return self._group_id in self._open().fold.groups(lineage.parent)
+        """Return whether a part was committed; the whole may be by one that reads on by an old view."""
+        return any(key.range != WHOLE for key in self._open().fold.keys(self._group_id, lineage.parent))
 
     def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
         """Read the offset log about some partitions; return those of which it was not read to its end."""

@@ -25,6 +25,7 @@ from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import KeyRange, ranges_between, slot_number, slot_range, union_of_adjacent
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 EARLIEST: Literal["earliest"] = "earliest"
 AssignedOffset = Cursor | Literal["earliest"]
@@ -226,10 +227,13 @@ class AssignedSlot:
         """Return the partition of a group's topic that a commit names for it.
 
         One of the present slots topic for what is assigned by hand: that keeps no former one from being
-        deleted.
+        deleted. Where there is none any more, one of a topic that no group reads: what is written for it, 0,
+        is no place of the application's topic.
         """
         if self.mode is not Mode.SLOTS or not self.by_hand:
             return self.place
+        if topic.mode is not Mode.SLOTS:
+            return PhysicalPartition(OFFSETS_TOPIC, 0)
         return PhysicalPartition(topic.group_topic, slot_number(self.parent.partition, 0, topic.slots))
 
     def found(self, start: SlotStart) -> None:
@@ -258,10 +262,14 @@ class AssignedSlot:
 
 
 class PieceProgress:
-    """What the pieces of a slot had processed when it was taken."""
+    """What the pieces of a slot had processed when it was taken.
 
-    def __init__(self, pieces: Sequence[Cursor]) -> None:
+    ``untouched``: nothing of it was handed out since, so its pieces stand wherever reading is, at one place.
+    """
+
+    def __init__(self, pieces: Sequence[Cursor], *, untouched: bool = True) -> None:
         self._pieces = tuple(pieces)
+        self.untouched = untouched
 
     def without_processed(self, batch: Batch, lineage: Lineage) -> Batch:
         """Return a batch without what a piece has processed."""
@@ -274,6 +282,7 @@ class PieceProgress:
                 if not _within(ends, message_hash(m, batch.segment), physical_offset(m))
             ]
             batch.bytes = size_of(batch.messages)
+        self.untouched = self.untouched and not batch.messages
         return batch
 
     def furthest(self, cursors: Iterable[Cursor], lineage: Lineage) -> list[Cursor]:

@@ -18,6 +18,7 @@ from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.group_offsets import UNDECIDED_SECONDS, GroupOffsets, reset_error
+from kpsplit.consumer.commit.writes import least
 from kpsplit.consumer.events import Callback, Events, RebalanceCallbacks, kafka_error, named
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.slots.assigned import (
@@ -29,10 +30,11 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
     StillOwnedError,
 )
-from kpsplit.consumer.slots.assigned_slots import AssignedSlots
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.splitter.group_slots import Mode
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 log = logging.getLogger(__name__)
 
@@ -212,11 +214,14 @@ class EnrolmentGuard:
     """Moves slots between READING and HELD, as enrolments of their topics allow.
 
     What was assigned by hand is shared with nobody: it is read on, and its ranges are committed from then on.
+    Partitions of a topic that returns to plain clients come to one place, also where the application commits
+    by itself and has nothing to commit.
     """
 
     def __init__(self, slots: AssignedSlots, committer: Committer) -> None:
         self._slots = slots
         self._committer = committer
+        self._rest_until = 0.0
 
     def turn(self) -> None:
         known = self._slots.metadata.subscribed
@@ -229,3 +234,22 @@ class EnrolmentGuard:
                     self._committer.ask(self._slots.changed([assigned]))
             elif assigned.stage is SlotStage.HELD and self._slots.may_begin(assigned):
                 self._slots.hand_out_again(assigned)
+        if self._committer.idle() and monotonic() >= self._rest_until and (level := self._level()):
+            self._rest_until = monotonic() + REST_SECONDS
+            self._committer.ask(level, Future())  # a future, so that on_commit is not called for it
+
+    def _level(self) -> Cursors:
+        """Return where partitions stand that were committed in pieces, and of which nothing was handed out.
+
+        Not those for which the application keeps places itself: it may commit nothing at all.
+        """
+        found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        for assigned in self._slots.on((SlotStage.READING,)):
+            ahead, lineage = assigned.ahead, self._slots.lineage(assigned.parent)
+            if ahead is None or not ahead.untouched or assigned.moved:
+                continue
+            cursors = self._slots.sink.cursor(assigned.slot)
+            known = self._slots.metadata.returning(assigned.parent.topic, assigned.mode)
+            if known and ahead.caught_up(cursors, lineage):
+                found[assigned.slot] = (least(lineage, cursors),)
+        return {slot: at for slot, at in found.items() if self._slots.unsaved(self._slots[slot], at)}
