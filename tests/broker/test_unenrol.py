@@ -430,6 +430,9 @@ def test_the_command_line_says_what_forbids_a_return_and_merges_and_retires_firs
     code, said, _ = run(bootstrap, "unenroll", topic, "--yes")
     assert code == 3 and f"a group keeps state of topic {topic} by its slots: {kept.topic}" in said
     assert "(and 1 more, see --dry-run)" in said
+    code, said, _ = run(bootstrap, "unenroll", topic, "--yes", "--merge")
+    assert code == 3 and "nothing was changed" in said and f"delete {kept.topic}" in said
+    assert state_of(operations, parent).epoch == 1, "it is not merged for a return that is refused"
     admin.delete_topics([kept.topic], operation_timeout=30)[kept.topic].result(30)
     wait_for(lambda: kept.topic not in topics(admin), "the changelog to be gone")
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.failures import Interrupted, is_interrupt
+from kpsplit.admin_cli.operating import explained_interrupt
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import CheckFailedError, behind_a_change
+from kpsplit.errors import CheckFailedError, KpsplitError, behind_a_change
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kpsplit.admin import Admin, Check, Observer, PhysicalPartition
+    from kpsplit.admin import Admin, Check, Enrolment, Observer, PhysicalPartition
 
 _ACTS = {
     "record": "record how far the return is",
@@ -32,7 +36,8 @@ _ACTS = {
 @click.option(
     "--merge",
     is_flag=True,
-    help="First merge what is split, and retire the sub-topics. Without it, you are asked.",
+    help="First merge what is split, and retire the sub-topics. Without it, you are asked. A merge that "
+    "needs --force is refused: run kpsplit merge for it, which shows why.",
 )
 @click.option(
     "--wait",
@@ -62,37 +67,87 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
         if dry_run:
             _show_plan(call, operations, topic, obstacles)
             return
-        parents = _to_merge(operations, topic) if obstacles else []
+        parents = _to_merge(operations, topic, obstacles)
         if parents and not merge and not yes:
             names = ", ".join(map(str, parents))
             call.confirm(f"Merge {names} and retire the sub-topics first?", yes=False)
             merge = True
         call.confirm(f"Lead {topic} back to plain clients?", yes)
-        with StepProgress(stderr(), "looking at partitions and groups") as progress:
-            for number, parent in enumerate(parents if merge else ()):
-                with behind_a_change(done=number > 0):
-                    _merge_and_retire(operations, parent, progress, wait)
-            with behind_a_change(done=merge and bool(parents)):
+        merged: list[PhysicalPartition] = []
+        with (
+            _explained_interrupt(call, topic, merged),
+            StepProgress(stderr(), "looking at partitions and groups") as progress,
+        ):
+            for parent in parents if merge else ():
+                with behind_a_change(done=bool(merged)):
+                    _merge_and_retire(call, operations, parent, progress, wait)
+                merged.append(parent)
+            with behind_a_change(done=bool(merged)):
                 enrolment = operations.unenrol(topic, progress, wait_seconds=wait)
     data = {"topic": topic, "left": enrolment.left, "generation": enrolment.generation}
     call.show(data, lambda console: console.print(f"{topic} is back with plain clients"))
 
 
-def _to_merge(operations: Admin, topic: str) -> list[PhysicalPartition]:
-    """Return the partitions that are not merged, or whose sub-topics are not retired."""
-    from kpsplit.control.returning import MERGED, partition_obstacle
+@contextmanager
+def _explained_interrupt(call: Call, topic: str, merged: list[PhysicalPartition]) -> Iterator[None]:
+    """Turn an interruption into Interrupted, with how far the return is; ``merged``: what was for it."""
+    try:
+        yield
+    except BaseException as error:  # C code turns a Ctrl-C into other errors: is_interrupt knows them
+        if not isinstance(error, Interrupted) and not is_interrupt(error):
+            raise
+        said = [f"{', '.join(map(str, merged))} merged and retired"] if merged else []
+        said += [error.outcome] if isinstance(error, Interrupted) else []
+        try:
+            # New clients: the interruption may have hit the old ones in the middle of a call.
+            with call.operations() as operations:
+                said.append(how_far(topic, operations.view().recorded(topic)))
+        except (KpsplitError, KeyboardInterrupt):
+            said.append(f"how far the return is, is not known; see: kpsplit unenroll {topic} --dry-run")
+        raise Interrupted("; ".join(said)) from None
 
+
+def how_far(topic: str, recorded: Enrolment | None) -> str:
+    """Say how far the return of a topic is by its latest record, and what is next."""
+    from kpsplit.control.returning import acts_left
+
+    if recorded is None or not recorded.returning:
+        return f"the return of {topic} was not begun"
+    if recorded.left:
+        return (
+            f"{topic} is back with plain clients; to withdraw what may be left of range commits run: "
+            f"kpsplit unenroll {topic}"
+        )
+    following = _ACTS[str(acts_left(recorded)[0])]
+    return (
+        f"{topic} is being returned to plain clients, groups and producers go on; next: {following}; "
+        f"to go on run: kpsplit unenroll {topic}"
+    )
+
+
+def _to_merge(operations: Admin, topic: str, obstacles: list[Check]) -> list[PhysicalPartition]:
+    """Return the partitions that are not merged, or whose sub-topics are not retired.
+
+    None where something else forbids the return too, which a merge does not end: then that is said first.
+    """
+    from kpsplit.control.returning import GROUPS, MERGED, partition_obstacle
+
+    if not obstacles or any(check.name not in (MERGED, GROUPS) for check in obstacles):
+        return []
     found = [(s.state.parent, partition_obstacle(s.state)) for s in operations.status(topic)]
     return [parent for parent, check in found if check is not None and check.name == MERGED]
 
 
-def _merge_and_retire(operations: Admin, parent: PhysicalPartition, observer: Observer, wait: float) -> None:
+def _merge_and_retire(
+    call: Call, operations: Admin, parent: PhysicalPartition, observer: Observer, wait: float
+) -> None:
     from kpsplit.admin import MAX_PAUSE_MS
 
     merged = [segment.source for segment in operations.lineage(parent).open_segments()] == [parent]
     if not merged:
         try:
-            operations.merge(parent, max_pause_ms=MAX_PAUSE_MS, observer=observer)
+            with explained_interrupt(call, operations, parent):
+                operations.merge(parent, max_pause_ms=MAX_PAUSE_MS, observer=observer)
         except CheckFailedError as error:
             error.hint = (
                 f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
