@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from confluent_kafka import (
@@ -33,6 +34,8 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
     after_record,
     by_hand,
+    is_known,
+    restated,
     slot_by_hand,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors, MemberSlot
@@ -225,12 +228,13 @@ class ApplicationRequests:
             return [self._buffer.cursor_at(slot, mark)]
         return self._slots.sink.cursor(slot)
 
-    def wanted(self, parts: Sequence[TopicPartition]) -> list[StartRequest]:
-        """Return whole logical partitions as the group's offsets take them."""
-        return [self._request(PhysicalPartition(p.topic, p.partition)) for p in parts]
+    def wanted(self, parts: Sequence[TopicPartition], *, anew: bool = False) -> list[StartRequest]:
+        """Return whole logical partitions as the group's offsets take them; ``anew``: to be assigned."""
+        return [self._request(PhysicalPartition(p.topic, p.partition), anew=anew) for p in parts]
 
-    def _request(self, parent: PhysicalPartition) -> StartRequest:
-        state, mode = self._slots.state(parent), self._slots.metadata.subscribed(parent.topic).mode
+    def _request(self, parent: PhysicalPartition, *, anew: bool = False) -> StartRequest:
+        state = (self._slots.metadata if anew else self._slots).state(parent)
+        mode = self._slots.metadata.subscribed(parent.topic).mode
         return StartRequest(state.lineage, mode, WHOLE, retired=state.retired())
 
     def known(self, bookmarks: Iterable[Bookmark] = (), names: Iterable[SlotName] = ()) -> bool:
@@ -242,18 +246,8 @@ class ApplicationRequests:
         metadata = self._slots.metadata
         if not metadata.ready or any(metadata.subscribed(name[0]).mode is Mode.MOVING for name in names):
             return False
-        for bookmark in bookmarks:
-            state = self._slots.state(bookmark.parent)
-            if bookmark.topic_id and bookmark.topic_id != state.topic_id:
-                if not metadata.fresh():
-                    return False  # it may have been made again since the view was read
-                raise UsageError(
-                    f"bookmarks of {bookmark.parent} are of another topic of this name; nothing was changed",
-                    hint="delete them: they mean other records",
-                )
-            if any(cursor.ahead_of(state.lineage) for cursor in bookmark.cursors):
-                return False
-        return True
+        both = ((b, self._slots.state(b.parent), metadata.state(b.parent, left=True)) for b in bookmarks)
+        return all(is_known(b, now, last, fresh=metadata.fresh()) for b, now, last in both)
 
     def assigned(self, part: TopicPartition) -> StartRequest:
         """Return a logical partition as ``wanted`` does; a slot of it must be assigned.
@@ -371,10 +365,13 @@ class ApplicationRequests:
 
     def _begin_by(self, bookmarks: Sequence[Bookmark], assigned_slots: Iterable[AssignedSlot]) -> None:
         for assigned in assigned_slots:
-            saved = [c for b in bookmarks if b.parent == assigned.parent for c in b.cursors]
+            state = partial(self._slots.metadata.state, assigned.parent)
+            now = state(left=not assigned.mode.plain)
+            known = [restated(b, now, state(left=True)) for b in bookmarks if b.parent == assigned.parent]
+            saved = (c for bookmark in known for c in bookmark.cursors)
             assigned.saved = tuple(c for c in saved if c.range.overlaps(assigned.slot.range))
             if assigned.saved:
-                assigned.begin_by_bookmarks(self._slots.lineage(assigned.parent))
+                assigned.begin_by_bookmarks(now.lineage)
 
     def _refuse_in_group(self, topics: Iterable[str]) -> None:
         """Refuse to read enrolled topics by hand beside a group's slots.

@@ -111,8 +111,9 @@ class Metadata:
 
         ``left``: that of a topic that is back with plain clients is its last one.
         """
-        if left and (last := self.view.left_states.get(parent)) is not None:
-            return last
+        recorded = self.view.left.get(parent.topic) if left else None
+        if recorded is not None:
+            return self.view.left_states.get(parent) or PartitionState.unsplit(parent, recorded.topic_id)
         enrolment = self.view.enrolments.get(parent.topic)
         back = enrolment is not None and enrolment.returning and self.subscribed(parent.topic).mode.plain
         state = None if back and not left else self.view.state(parent)

@@ -92,12 +92,13 @@ class ConsumerSession:
 
     def assign(self, parts: Sequence[TopicPartition], *, more: bool) -> None:
         """Read partitions, whole, from the offsets given; inside on_assign: begin there."""
-        wanted = self.ask(lambda: self.calls.wanted(parts))
+        arriving = self._events.inside_callback()
+        wanted = self.ask(lambda: self.calls.wanted(parts, anew=not arriving))
         places = [(w, p.offset) for w, p in zip(wanted, parts, strict=True)]
         cursors = self.look_up(
             lambda: {w.lineage.parent: self.questions.cursor_at(w, at) for w, at in places}, PLACE_SECONDS
         )
-        if self._events.inside_callback():
+        if arriving:
             at_start = [w.lineage.parent for w, at in places if at == OFFSET_BEGINNING]
             self.ask(lambda: self.calls.start(cursors, at_start))
             return

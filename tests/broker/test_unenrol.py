@@ -477,3 +477,47 @@ def test_a_group_that_stands_apart_or_before_the_merge_is_named_and_nothing_is_c
     code, said, _ = run(bootstrap, "forget", topic, "--group", name, "--yes")
     assert code == 0, said
     assert isinstance(operations.unenrol(topic), Enrolment)
+
+
+def test_two_runs_at_the_same_time_both_end_well(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    """The second begins while the lease of the first one's record passes: it must not count for a later one."""
+    topic, steps = make_topic(2), list[str]()
+    shared(operations, topic, slots=2)
+    with operations_in_background(bootstrap, topic):
+        wait_for(lambda: _recorded(operations, topic).returning, "the first run to begin")
+        time.sleep(2.5)
+        assert operations.unenrol(topic, lambda step: steps.append(step.name)).left
+    assert operations.unenrol(topic).generation == 2
+    if "Leave" in steps:
+        assert "Lease" in steps[steps.index("DeleteSlots" if "DeleteSlots" in steps else "ClaimAll") :]
+    assert not trouble(operations, topic)
+
+
+def _recorded(operations: Admin, topic: str) -> Enrolment:
+    found = operations.view().recorded(topic)
+    assert found is not None
+    return found
+
+
+def test_an_idle_group_that_commits_by_itself_is_no_obstacle(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    """Each member committed the last record that it got: so the slots stand apart, and no record comes."""
+    topic = make_topic(1)
+    parent, name = shared(operations, topic, slots=2), f"g-{topic}"
+    keys = [f"key-{n}".encode() for n in range(20)]
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for key in sorted(keys, key=key_hash):  # all of the first slot, then all of the second
+            producer.produce(topic, key, key)
+            assert producer.flush(60) == 0
+    with closing(member_of(bootstrap, name, **{"enable.auto.commit": False})) as member:
+        member.subscribe([topic])
+        got = drain(member, len(keys))
+        low = [m for m in got if key_hash(m.key() or b"") in slot_range(0, 2)]
+        member.commit(message=low[-1], asynchronous=False)
+        with operations_in_background(bootstrap, topic) as returned:
+            wait_for(lambda: member.poll(0.1) is None and returned(), "the return")
+        assert _recorded(operations, topic).left
+    assert parent.topic == topic

@@ -22,6 +22,8 @@ from kpsplit.consumer.slots.assigned import (
     SlotStage,
     SlotStart,
     by_bookmarks,
+    is_known,
+    restated,
     slot_by_hand,
 )
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
@@ -29,7 +31,7 @@ from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
@@ -537,3 +539,87 @@ def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(
     world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 1)], ())).result(10)
     world.polls(lambda: slot(1) in world.reader.owned, "the slot by hand")
     assert world.told == [("assign", [0]), ("revoke", [0])], "a program is not told of what it assigns"
+
+
+_RETIRED = tuple(replace(t, state=SubTopicState.RETIRED) for t in life().merged.subtopics)
+MERGED = replace(life().merged, subtopics=_RETIRED)
+OPEN = MERGED.lineage.open_segments()[0]
+PLAIN = PartitionState.unsplit(PARENT, "")
+AFTER = OPEN.start + 5
+
+
+def places(one: Bookmark) -> list[dict[int, int]]:
+    return [dict(c.positions) for c in one.cursors]
+
+
+def test_a_bookmark_holds_when_its_topic_is_back_with_plain_clients() -> None:
+    """Its segments are no more; where it stands in the topic itself is an ordinary offset."""
+    never_split = restated(bookmark(at(FIRST, 7), at(SECOND, 9)), PLAIN, PartitionState.unsplit(PARENT, "id"))
+    assert (never_split.topic_id, places(never_split)) == ("", [{0: 7}, {0: 9}])
+    saved = bookmark(Cursor(FIRST, {OPEN.id: AFTER}), topic_id=MERGED.topic_id)
+    found = restated(saved, PLAIN, MERGED)
+    assert (found.topic_id, places(found)) == ("", [{0: AFTER}])
+    assert is_known(saved, PLAIN, MERGED, fresh=True)
+    assert restated(saved, MERGED, MERGED) is saved
+
+
+def test_a_bookmark_from_before_the_latest_merge_says_where_it_stands_in_the_topic_itself() -> None:
+    """Old ones are given too, of slots that there are no more; of each key the furthest counts."""
+    early = bookmark(Cursor(FIRST, {0: 3}), Cursor(SECOND, {4: 2}), topic_id=MERGED.topic_id)
+    assert places(restated(early, PLAIN, MERGED)) == [{0: 3}, {0: MERGED.lineage.get(1).start}]
+
+
+def test_bookmarks_of_another_topic_of_the_name_mean_other_records() -> None:
+    other = bookmark(at(WHOLE, 7), topic_id="other")
+    assert restated(other, PLAIN, MERGED) is other
+    assert not is_known(other, PLAIN, MERGED, fresh=False)
+    with pytest.raises(UsageError, match="of another topic of this name"):
+        is_known(other, PLAIN, MERGED, fresh=True)
+
+
+def test_a_bookmark_of_a_plain_topic_holds_when_it_is_enrolled_again() -> None:
+    """The lineage goes on: segment 0 is what came before the first split only."""
+    plain = Bookmark(MERGED.parent, "", (at(FIRST, AFTER),))
+    found = restated(plain, MERGED, MERGED)
+    assert found.topic_id == MERGED.topic_id
+    assert [c.pending(MERGED.lineage) for c in found.cursors] == [{OPEN.id: AFTER}]
+    first = restated(plain, PartitionState.unsplit(PARENT, "id"), PLAIN)
+    assert places(first) == [{0: AFTER}]
+
+
+def test_a_program_begins_by_its_bookmarks_when_its_topic_is_back_with_plain_clients(world: World) -> None:
+    known = world.metadata.view.enrolments.pop(TOPIC)
+    world.metadata.view.left[TOPIC] = replace(known, slots=None, generation=2, returning=True)
+    world.metadata.state = lambda parent, *, left=False: MERGED if left else PLAIN  # type: ignore[method-assign]
+    saved = [
+        bookmark(Cursor(slot(number).range, {OPEN.id: AFTER + number}), topic_id=MERGED.topic_id)
+        for number in range(SLOTS)
+    ]
+    assert world.engine.call(lambda: world.calls.known(saved, [(TOPIC, 0, 0)]))
+    world.engine.call(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], saved))
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert world.reader.owned == {OwnedSlot(PARENT, 0, 1): Cursor(WHOLE, {0: AFTER})}
+
+
+def test_what_is_assigned_anew_begins_as_its_topic_is_read_now(world: World) -> None:
+    """What was assigned before the topic was left is read on along the lineage: its places are of that."""
+    world.engine.call(lambda: world.calls.assign_slots([(TOPIC, 0, 0)], ()))
+    world.polls(lambda: world.reader.owned, "the slot")
+    world.metadata.state = lambda parent, *, left=False: MERGED if left else PLAIN  # type: ignore[method-assign]
+    world.slots.state = lambda parent: MERGED  # type: ignore[method-assign]
+    asked: list[Any] = []
+    wanted = world.calls.wanted
+
+    def ask(*args: Any, **how: Any) -> Any:
+        asked.extend(found := wanted(*args, **how))
+        return found
+
+    world.calls.wanted = ask  # type: ignore[method-assign]
+    session = ConsumerSession.__new__(ConsumerSession)
+    session._events, session._buffer = world.events, world.buffer
+    session.engine, session.calls = world.engine, world.calls
+    session.look_up = lambda *_: {PARENT: None}  # type: ignore[method-assign]
+    session.assign([TopicPartition(TOPIC, 0, 5)], more=False)
+    assert [one.lineage for one in asked] == [PLAIN.lineage]
+    (held,) = wanted([TopicPartition(TOPIC, 0)])
+    assert held.lineage == MERGED.lineage, "and what is held is asked about as it is read"

@@ -13,6 +13,7 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.group_slots import Mode
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
 from kpsplit.splitter.records.keys import enrolment_key, slots_topic
 
@@ -112,3 +113,15 @@ def test_an_enrolment_that_was_read_before_an_error_is_known_with_the_next_readi
     scene.failure = None
     assert scene.mode(111.0) is Mode.MOVING
     assert scene.mode(111.0 + LEASE * LEASE_MARGIN) is Mode.SLOTS
+
+
+def test_a_partition_of_a_topic_that_is_left_keeps_its_topic_for_what_is_read_along_its_lineage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it was never split, so that no state of it is recorded: bookmarks name the topic."""
+    scene = Scene(monkeypatch)
+    scene.write(replace(BEGUN, settled=True, slots=None, generation=2, returning=True))
+    parent = PhysicalPartition("orders", 0)
+    assert scene.metadata.state(parent, left=True).topic_id == "id"
+    assert scene.metadata.state(parent).topic_id == ""
+    assert scene.metadata.state(PhysicalPartition("bills", 0), left=True).topic_id == ""

@@ -13,19 +13,28 @@ The objects are guarded by the engine's lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial, reduce
 from typing import Literal
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
-from kpsplit.errors import DeadlineExceededError, KpsplitError
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
-from kpsplit.splitter.key_range import KeyRange, ranges_between, slot_number, slot_range, union_of_adjacent
+from kpsplit.splitter.key_range import (
+    WHOLE,
+    KeyRange,
+    ranges_between,
+    slot_number,
+    slot_range,
+    union_of_adjacent,
+)
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.offsets import Bookmark
 
 EARLIEST: Literal["earliest"] = "earliest"
 AssignedOffset = Cursor | Literal["earliest"]
@@ -322,6 +331,50 @@ def by_bookmarks(
             own = [c.narrowed(piece).settled(lineage) for c in known]
             pieces.append(reduce(partial(further, lineage), own))
     return tuple(pieces)
+
+
+def restated(bookmark: Bookmark, now: PartitionState, last: PartitionState) -> Bookmark:
+    """Return a bookmark in the terms of a partition whose topic was enrolled, or left, since it was saved.
+
+    One that is of another topic of the name, or names segments that are not known, stays as it is.
+
+    Args:
+        bookmark: of a partition that was not enrolled it has one ordinary offset for each key.
+        now: the partition as it is read now. Of one that is not enrolled there is only what lies in the topic
+            itself, so a bookmark from before the latest merge says where it stands there.
+        last: as it was read until its topic was left, if it was.
+    """
+    if bookmark.topic_id == now.topic_id:
+        return bookmark
+    if not bookmark.topic_id:
+        plain = StartRequest(now.lineage, Mode.PLAIN, WHOLE, retired=now.retired())
+        at = [(c.range, plain.own({now.parent: c.positions.get(0, 0)})) for c in bookmark.cursors]
+        cursors = tuple(Cursor.from_positions(now.lineage, range_, own) for range_, own in at)
+        return replace(bookmark, topic_id=now.topic_id, cursors=cursors)
+    ahead = any(c.ahead_of(last.lineage) for c in bookmark.cursors)
+    if now.topic_id or bookmark.topic_id != last.topic_id or ahead:
+        return bookmark
+    own = {s.id for s in last.lineage if s.source == last.parent}
+    left = [(c.range, c.pending(last.lineage)) for c in bookmark.cursors]
+    cursors = tuple(Cursor(r, {0: min(pending[i] for i in own & pending.keys())}) for r, pending in left)
+    return replace(bookmark, topic_id="", cursors=cursors)
+
+
+def is_known(bookmark: Bookmark, now: PartitionState, last: PartitionState, *, fresh: bool) -> bool:
+    """Return whether everything is known that a bookmark names; see ``restated``. ``fresh``: the view is.
+
+    Raises:
+        UsageError: it is of a topic that was deleted and made again since.
+    """
+    meant = restated(bookmark, now, last)
+    if meant.topic_id and meant.topic_id != now.topic_id:
+        if not fresh:
+            return False  # it may have been made again since the view was read
+        raise UsageError(
+            f"bookmarks of {now.parent} are of another topic of this name; nothing was changed",
+            hint="delete them: they mean other records",
+        )
+    return not any(cursor.ahead_of(now.lineage) for cursor in meant.cursors)
 
 
 def never_before(
