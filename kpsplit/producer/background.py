@@ -298,9 +298,12 @@ class TopicTask:
             self._plain.count()
             self.transitions[topic] = monotonic()
         for route in self._producer.topic_routes():
-            if not route.parting and route.enrolment.topic in view.left:
+            topic = route.enrolment.topic
+            if not route.parting and (
+                topic in view.left or (topic in view.enrolments and not _fits(route, view))
+            ):
                 route.parting = True
-                self._producer.fast_routes.pop(route.enrolment.topic, None)
+                self._producer.fast_routes.pop(topic, None)
 
     def part(self) -> None:
         """Have topics that are left pass through, once what we stamped of them is resolved.
@@ -314,7 +317,7 @@ class TopicTask:
         with producer.lock.first:
             for route in [route for route in producer.topic_routes() if route.parting]:
                 topic = route.enrolment.topic
-                if topic in view.enrolments:  # again, and nothing unstamped of ours is between
+                if _fits(route, view):  # again, and nothing unstamped of ours is between
                     route.parting = False
                     producer.add_route(topic, route)
                 elif not any(f.unresolved() for f in route.send_states):
@@ -466,6 +469,12 @@ class TopicTask:
                 send_state.suspend(not producer.lease_valid())
                 producer.refresh(send_state)
                 self._watch(send_state)
+
+
+def _fits(route: TopicRoute, view: ControlView) -> bool:
+    """Return whether a topic is enrolled, with the partitioner by which its route sends."""
+    now = view.enrolments.get(route.enrolment.topic)
+    return now is not None and now.partitioner is route.enrolment.partitioner
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

@@ -848,6 +848,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_bookmarks.py",
     ),
     (
+        "keep a route by the partitioner of an earlier enrolment",
+        "producer.background",
+        "                if _fits(route, view):  # again",
+        "                if topic in view.enrolments:  # again",
+        PARTING,
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -47,9 +47,9 @@ class Leaving:
         self.tail.view.left["orders"] = LEFT
         self.thread._topics.adopt(self.tail.view)
 
-    def enrol_again(self) -> None:
-        self.tail.view.left.pop("orders")
-        self.tail.view.enrolments["orders"] = self.enrolment
+    def enrol_again(self, **other: Any) -> None:
+        self.tail.view.left.pop("orders", None)
+        self.tail.view.enrolments["orders"] = replace(self.enrolment, **other)
         self.thread._topics.adopt(self.tail.view)
 
     def turn(self) -> None:
@@ -134,6 +134,28 @@ def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -
     send_state = leaving.ground.state.send_states()[0]
     assert send_state.next_sequence == 2 and send_state.delivered() == {0: 1}
     assert leaving.ground.state.tally.count == 0
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_topic_that_is_enrolled_again_by_another_partitioner_gets_another_route(
+    leaving: Leaving, seen: bool
+) -> None:
+    """Also where the producer has not run meanwhile, and finds the topic enrolled as before it."""
+    leaving.produce("orders", b"a", b"k")
+    if seen:
+        leaving.leave()
+    leaving.enrol_again(partitioner=Partitioner.MURMUR2_RANDOM)
+    failed: list[Any] = []
+    leaving.ground.producing(leaving.ground.held.produce, lambda error, _: failed.append(error))(
+        "orders", b"b", b"k"
+    )
+    leaving.turn()
+    assert leaving.stamped() == [(b"a", True)]
+    leaving.report()
+    leaving.turn()
+    leaving.ground.state.callbacks.run()
+    assert leaving.stamped() == [(b"a", True)], "nothing goes where its key does not belong"
+    assert len(failed) == 1 and "this producer has partitioner" in failed[0].str() and not leaving.removed
 
 
 class Writer:
