@@ -855,6 +855,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         PARTING,
     ),
     (
+        "take a partition anew that is named for another member",
+        "consumer.group.membership",
+        "h.mode is Mode.WHOLE and not h.by_hand and not h.gone]",
+        "h.mode is Mode.WHOLE and not h.by_hand]",
+        "unit/test_consumer_returning.py",
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -113,6 +113,20 @@ def test_what_is_worked_on_is_finished_before_the_partition_is_handed_over() -> 
         assert world.group_offsets.commits[-1] == {WHOLE: 1}
 
 
+def test_a_partition_that_is_named_for_another_member_is_not_taken_anew() -> None:
+    """By the coordinator it may be another's: it stays as it is until that is decided."""
+    with World() as world:
+        wanted = returned(world)
+        world.engine.call(lambda: world.slots.withdraw(list(world.slots)))
+        says(world, 4)
+        pass_turns(world, 5)
+        assert [held.gone for held in world.slots] == [True]
+        assert ("revoke", [0]) not in world.told and not wanted and not world.reader.owned
+        world.engine.call(lambda: world.slots.read_again(list(world.slots)))
+        world.polls(lambda: PARTITION in world.reader.owned, "the partition as a plain one")
+        assert [w.mode for w in wanted] == [Mode.PLAIN]
+
+
 def test_a_member_that_sees_the_last_record_first_hands_over_by_the_state_of_before() -> None:
     with World() as world:
         wanted = returned(world)

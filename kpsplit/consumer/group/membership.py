@@ -208,7 +208,7 @@ class Membership:
         """
         modes = {t.group_topic: t.mode for t in topics}
         self._slots.share(modes)
-        whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand]
+        whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand and not h.gone]
         over = [h for h in whole if modes.get(h.place.topic, h.mode) is not h.mode]
         sink = self._slots.sink
         self._let_go_of([h for h in over if not h.in_sink or sink.level(h.slot)])
