@@ -234,7 +234,7 @@ class EnrolmentGuard:
                     self._committer.ask(self._slots.changed([assigned]))
             elif assigned.stage is SlotStage.HELD and self._slots.may_begin(assigned):
                 self._slots.hand_out_again(assigned)
-        if self._committer.idle() and monotonic() >= self._rest_until and (level := self._level()):
+        if monotonic() >= self._rest_until and (level := self._level()) and self._committer.idle():
             self._rest_until = monotonic() + REST_SECONDS
             self._committer.ask(level, Future())  # a future, so that on_commit is not called for it
 
@@ -245,10 +245,10 @@ class EnrolmentGuard:
         """
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for assigned in self._slots.on((SlotStage.READING,)):
-            ahead, lineage = assigned.ahead, self._slots.lineage(assigned.parent)
+            ahead = assigned.ahead
             if ahead is None or not ahead.untouched or assigned.moved:
                 continue
-            cursors = self._slots.sink.cursor(assigned.slot)
+            lineage, cursors = self._slots.lineage(assigned.parent), self._slots.sink.cursor(assigned.slot)
             known = self._slots.metadata.returning(assigned.parent.topic, assigned.mode)
             if known and ahead.caught_up(cursors, lineage):
                 found[assigned.slot] = (least(lineage, cursors),)
