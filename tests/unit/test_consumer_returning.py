@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from kpsplit.consumer.slots.assigned import SlotStart
+from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
 from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed, subscribed
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Cursor
-from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import PARENT, SLOTS, TOPIC, World, record, slot
 from tests.unit.lane_samples import keys_in
+from tests.unit.samples import life
 from tests.unit.test_consumer_slots_change import pass_turns
 from tests.unit.test_run_engine import Scene, message
 
@@ -278,6 +280,45 @@ def test_what_is_assigned_by_hand_is_read_on_along_its_lineage_when_the_topic_is
         pass_turns(world, 3)
         assert world.engine.call(lambda: world.slots.state(PARENT).topic_id) == "id"
         assert PARTITION in world.reader.owned and held_as(world, Mode.WHOLE)
+
+
+def enrolled_again(world: World) -> PartitionState:
+    """The topic was split, merged and left before, and is enrolled again: its lineage goes on."""
+    known = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, False, SLOTS, 2)
+    state = life().merged
+    state = replace(state, subtopics=tuple(replace(t, state=SubTopicState.RETIRED) for t in state.subtopics))
+    world.metadata.state = lambda parent, *, left=False: state  # type: ignore[method-assign]
+    world.metadata.view.left.pop(TOPIC, None)
+    world.metadata.view.enrolments[TOPIC] = known
+    world.metadata.position += 1
+    return state
+
+
+def test_a_plain_member_commits_where_it_stands_when_its_topic_is_enrolled_again() -> None:
+    """Its place is an ordinary offset, beyond all that the lineage has closed."""
+    with World() as world:
+        world.metadata.view.enrolments.clear()
+        begins = SlotStart((Cursor(WHOLE, {0: 5000}),))
+        world.group_offsets.starts = lambda asked, me: [begins for _ in asked]  # type: ignore
+        world.subscribe()
+        world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
+        world.polls(lambda: PARTITION in world.reader.owned, "the partition")
+        world.reader.written = 5000
+        world.reader.write(record(0))
+        world.take(1)
+        committed: list[int] = []
+
+        def commit(*, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+            committed.extend(part.offset for part in offsets)
+            return offsets
+
+        world.coordinator.commit = commit  # type: ignore[method-assign, assignment]
+        enrolled_again(world)
+        world.until(lambda: {held.stage for held in world.slots} == {SlotStage.HELD}, "it to be held")
+        world.poll()
+        end = time.monotonic() + 0.2
+        world.until(lambda: time.monotonic() > end, "the commit to be sent")
+    assert committed and set(committed) <= {5000, 5001}
 
 
 @pytest.mark.parametrize("final", [False, True])

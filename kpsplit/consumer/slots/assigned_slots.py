@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from kpsplit.clock import monotonic
@@ -94,8 +95,8 @@ class AssignedSlots:
         self.assigned = self.handed_over = self.lost = self.withheld = 0
         self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
         self._ordered: tuple[AssignedSlot, ...] = ()
-        self._along_lineage: set[PhysicalPartition] = set()
-        self._epoch = 0
+        self._plain: dict[PhysicalPartition, bool] = {}
+        self._epochs = count(1)
 
     # -- which there are ---------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class AssignedSlots:
         self.assigned += len(assigned_slots)
         for assigned in assigned_slots:
             # Never one that the slot had before: a commit may be under way since then.
-            assigned.epoch = self._next_epoch()
+            assigned.epoch = next(self._epochs)
         self._by_slot.update({h.slot: h for h in assigned_slots})
         self.reorder()
 
@@ -169,18 +170,16 @@ class AssignedSlots:
         self.reorder()
 
     def reorder(self) -> None:
-        self._along_lineage = {h.parent for h in self._by_slot.values() if not h.mode.plain}
+        self._plain = {h.parent: h.mode.plain for h in self._by_slot.values()}
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
-
-    def _next_epoch(self) -> int:
-        self._epoch += 1
-        return self._epoch
 
     # -- how far they are --------------------------------------------------------------------------
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
-        """Return a partition's state as what is held of it is read, though the topic may be plain by now."""
-        return self.metadata.state(parent, left=parent in self._along_lineage)
+        """Return a partition's state as what is held of it is read, though its topic was left or enrolled."""
+        if self._plain.get(parent):  # its places are ordinary offsets, whatever the lineage is by now
+            return PartitionState.unsplit(parent, "")
+        return self.metadata.state(parent, left=parent in self._plain)
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
         return self.state(parent).lineage
@@ -363,7 +362,7 @@ class AssignedSlots:
         for assigned in assigned_slots:
             assigned.ahead = assigned.stored = None
             assigned.uncertain.clear()
-            assigned.epoch = self._next_epoch()
+            assigned.epoch = next(self._epochs)
 
     # -- another sink ------------------------------------------------------------------------------
 
