@@ -538,3 +538,26 @@ def test_an_idle_group_that_commits_by_itself_is_no_obstacle(
         place = confluent_kafka.TopicPartition(topic, parent.partition)
         [committed] = members[0].committed([place], timeout=30)
         assert committed.offset == 10
+
+
+def test_a_live_group_goes_on_where_it_stands_when_its_topic_is_enrolled_again(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    """The lineage has closed segments, and the plain records lie after all of them."""
+    topic, log = make_topic(1), Log()
+    parent = shared(operations, topic, slots=2)
+    operations.split(parent, 2, even=True, force=True)
+    merge(operations, parent)
+    assert operations.retire(parent)
+    assert operations.unenrol(topic).left
+    with group(bootstrap, topic, log, "ab") as members:
+        with Writing(bootstrap, topic) as writing:
+            wait_for(lambda: log.distinct() > 200, "plain records")
+            shared(operations, topic, slots=2)
+            wait_for(lambda: sum(len(reading(m)) for m in members) == 2, "the group to read by slots")
+            known = writing.count
+            wait_for(lambda: log.distinct() > known + 100, "records after it")
+        wait_for(lambda: log.distinct() == writing.count, "all records")
+    assert not writing.failed
+    log.check_order(writing.sent)
+    assert log.duplicates() == 0, log.handed_out_again()

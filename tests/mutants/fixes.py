@@ -862,6 +862,22 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_returning.py",
     ),
     (
+        "read a plain place as one in a lineage that goes on",
+        "consumer.slots.assigned_slots",
+        "if self._plain.get(parent):",
+        "if False:",
+        "unit/test_consumer_returning.py::"
+        "test_a_plain_member_commits_where_it_stands_when_its_topic_is_enrolled_again",
+    ),
+    (
+        "read on by hand by the place of before an enrolment",
+        "consumer.slots.initializer",
+        "if len(state.lineage.segments) > 1:",
+        "if False:",
+        "unit/test_consumer_returning.py::"
+        "test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enrolled_again",
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -321,6 +321,27 @@ def test_a_plain_member_commits_where_it_stands_when_its_topic_is_enrolled_again
     assert committed and set(committed) <= {5000, 5001}
 
 
+def test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enrolled_again() -> None:
+    """In the lineage that is a place in the open segment. What is being worked on is finished first."""
+    with World() as world:
+        world.metadata.view.enrolments.clear()
+        begins = SlotStart((Cursor(WHOLE, {0: 5000}),))
+        world.group_offsets.starts = lambda asked, me: [begins for _ in asked]  # type: ignore
+        world.engine.call(lambda: world.calls.assign({PARENT: None}, more=False))
+        world.polls(lambda: PARTITION in world.reader.owned, "the partition")
+        world.reader.written = 5000
+        world.reader.write(message(5000, b"a"), message(5001, b"b"))
+        world.take(1)
+        state = enrolled_again(world)
+        end = time.monotonic() + 0.2
+        world.until(lambda: time.monotonic() > end, "some time without a poll")
+        assert held_as(world, Mode.PLAIN) and not world.reader.owned
+        world.polls(lambda: PARTITION in world.reader.owned, "the partition once more")
+        open_ = state.lineage.open_segments()[0].id
+        assert held_as(world, Mode.WHOLE)
+        assert world.reader.owned[PARTITION].pending(state.lineage) == {open_: 5001}
+
+
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize(("number", "alone"), [(2, True), (4, True), (0, False)])
 def test_lanes_are_committed_as_one_place_only_where_the_topic_returns(

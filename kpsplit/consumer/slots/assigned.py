@@ -226,11 +226,9 @@ class AssignedSlot:
         """Where it begins, by pieces; nothing while that is not known."""
         return () if self.start is None else self.start.pieces
 
-    def follow_enrolment(self, topic: Subscribed) -> bool:
-        """Of one by hand: have ranges committed once its topic is enrolled; True if it is now."""
-        follows = self.mode.plain and not topic.mode.plain
-        self.mode = Mode.WHOLE if follows else self.mode
-        return follows
+    def must_follow(self, topic: Subscribed) -> bool:
+        """Of one by hand: whether ranges of it are to be committed, because its topic is enrolled now."""
+        return self.by_hand and self.mode.plain and not topic.mode.plain
 
     def token(self, topic: Subscribed) -> PhysicalPartition:
         """Return the partition of a group's topic that a commit names for it.
@@ -347,10 +345,7 @@ def restated(bookmark: Bookmark, now: PartitionState, last: PartitionState) -> B
     if bookmark.topic_id == now.topic_id:
         return bookmark
     if not bookmark.topic_id:
-        plain = StartRequest(now.lineage, Mode.PLAIN, WHOLE, retired=now.retired())
-        at = [(c.range, plain.own({now.parent: c.positions.get(0, 0)})) for c in bookmark.cursors]
-        cursors = tuple(Cursor.from_positions(now.lineage, range_, own) for range_, own in at)
-        return replace(bookmark, topic_id=now.topic_id, cursors=cursors)
+        return replace(bookmark, topic_id=now.topic_id, cursors=from_plain(bookmark.cursors, now))
     ahead = any(c.ahead_of(last.lineage) for c in bookmark.cursors)
     if now.topic_id or bookmark.topic_id != last.topic_id or ahead:
         return bookmark
@@ -358,6 +353,13 @@ def restated(bookmark: Bookmark, now: PartitionState, last: PartitionState) -> B
     left = [(c.range, c.pending(last.lineage)) for c in bookmark.cursors]
     cursors = tuple(Cursor(r, {0: min(pending[i] for i in own & pending.keys())}) for r, pending in left)
     return replace(bookmark, topic_id="", cursors=cursors)
+
+
+def from_plain(cursors: Iterable[Cursor], now: PartitionState) -> tuple[Cursor, ...]:
+    """Return places of a partition that was not enrolled in the terms of its lineage."""
+    plain = StartRequest(now.lineage, Mode.PLAIN, WHOLE, retired=now.retired())
+    at = [(c.range, plain.own({now.parent: c.positions.get(0, 0)})) for c in cursors]
+    return tuple(Cursor.from_positions(now.lineage, range_, own) for range_, own in at)
 
 
 def is_known(bookmark: Bookmark, now: PartitionState, last: PartitionState, *, fresh: bool) -> bool:
@@ -467,6 +469,5 @@ def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
     It shares nothing with anyone, so it does not wait until an enrolment is settled.
     """
     parent = PhysicalPartition(topic.topic, partition)
-    assigned = AssignedSlot(OwnedSlot(parent, 0, 1), parent, Mode.PLAIN, by_hand=True)
-    assigned.follow_enrolment(topic)
-    return assigned
+    mode = Mode.PLAIN if topic.mode.plain else Mode.WHOLE
+    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

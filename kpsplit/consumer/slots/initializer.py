@@ -29,6 +29,7 @@ from kpsplit.consumer.slots.assigned import (
     SlotStart,
     StartRequest,
     StillOwnedError,
+    from_plain,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
@@ -224,11 +225,11 @@ class EnrolmentGuard:
         self._rest_until = 0.0
 
     def turn(self) -> None:
-        known = self._slots.metadata.subscribed
-        if [h for h in self._slots if h.by_hand and h.follow_enrolment(known(h.parent.topic))]:
-            self._slots.reorder()  # the view of before is theirs also when the topic is left
-        for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
-            if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
+        for assigned in self._slots:
+            topic = self._slots.metadata.subscribed(assigned.parent.topic)
+            if assigned.must_follow(topic):
+                self._follow(assigned)
+            elif assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)
                 if self._committer.settings.auto_commit:
                     self._committer.ask(self._slots.changed([assigned]))
@@ -237,6 +238,30 @@ class EnrolmentGuard:
         if monotonic() >= self._rest_until and (level := self._level()) and self._committer.idle():
             self._rest_until = monotonic() + REST_SECONDS
             self._committer.ask(level, Future())  # a future, so that on_commit is not called for it
+
+    def _follow(self, assigned: AssignedSlot) -> None:
+        """Have ranges of a partition by hand committed, now that its topic is enrolled.
+
+        Where its lineage has closed segments, because it was split before, the place where it is read is
+        another one in it: it begins there anew, once what was handed out is processed.
+        """
+        slots, state = self._slots, self._slots.metadata.state(assigned.parent)
+        if len(state.lineage.segments) > 1:
+            if assigned.stage is SlotStage.READING:
+                slots.hold(assigned)
+            if assigned.in_sink and not slots.sink.release([assigned.slot]):
+                return
+            if assigned.in_sink:
+                assigned.start = SlotStart(tuple(slots.sink.cursor(assigned.slot)))
+            if assigned.start is not None:
+                assigned.start = SlotStart(from_plain(assigned.start.pieces, state))
+            elif assigned.stage is SlotStage.ASKED:
+                assigned.stage = SlotStage.WANTED
+            assigned.committed, assigned.stored = (), None
+        assigned.mode = Mode.WHOLE
+        slots.reorder()  # the view of before is its own also when the topic is left
+        if assigned.stage is SlotStage.HELD:
+            slots.begin(assigned)
 
     def _level(self) -> Cursors:
         """Return where partitions stand that were committed in pieces, and of which nothing was handed out.
