@@ -109,16 +109,17 @@ class Unenroller:
             CheckFailedError: something forbids it. DeadlineExceededError: a group did not come so far.
             ConflictError: somebody has enrolled the topic again meanwhile.
         """
-        hint = _GO_ON.format(self._topic)
+        hint, begun = _GO_ON.format(self._topic), False
         while True:
             with behind_a_change(hint, done=self._changed):
                 recorded = self._session.recorded(self._topic, self._deadline)
-                if self._changed and not recorded.returning:
+                if begun and not recorded.returning:
                     raise ConflictError(
                         f"topic {self._topic} was enrolled again by another process meanwhile",
                         hint="look at: kpsplit status",
                     )
-                self._changed = self._changed or recorded.returning
+                begun = recorded.returning
+                self._changed = self._changed or (begun and not recorded.left)
                 seen = self._look(recorded)
                 act = next_step(recorded, seen)
             if act is Act.DONE:

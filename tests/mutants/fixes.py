@@ -800,7 +800,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "return a topic that was enrolled again meanwhile",
         "control.unenrolment",
-        "if self._changed and not recorded.returning:",
+        "if begun and not recorded.returning:",
         "if False:",
         "unit/test_unenrolment.py",
     ),

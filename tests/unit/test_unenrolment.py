@@ -13,7 +13,7 @@ from kpsplit.clock import Deadline
 from kpsplit.control import session as session_module
 from kpsplit.control import unenrolment as module
 from kpsplit.control.unenrolment import Unenroller
-from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
+from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError, UsageError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
@@ -284,3 +284,28 @@ def test_two_operators_that_return_a_topic_at_the_same_time_do_not_refuse_each_o
     cluster.look = look  # type: ignore[method-assign]
     assert cluster.run().left
     assert cluster.done == [ALL[1], "lease", "lease", "record None True", "withdraw"]
+
+
+def test_a_topic_that_is_enrolled_again_while_commits_are_withdrawn_is_not_returned(cluster: Cluster) -> None:
+    cluster.others_record(4)
+    withdraw = cluster.withdraw
+
+    def enrolled_again() -> None:
+        withdraw()
+        cluster.recorded = replace(ENROLLED, slots=4, generation=2)
+
+    cluster.withdraw = enrolled_again  # type: ignore[method-assign]
+    with pytest.raises(ConflictError, match="was enrolled again by another process meanwhile"):
+        cluster.run()
+    assert cluster.done == ["withdraw"]
+
+
+def test_a_topic_that_was_left_and_is_gone_is_no_return_to_go_on_with(cluster: Cluster) -> None:
+    def gone(_: str) -> None:
+        raise UsageError("there is no topic orders", hint="check the name")
+
+    cluster.others_record(4)
+    cluster.session.admin.describe = gone
+    with pytest.raises(UsageError, match="there is no topic orders") as caught:
+        cluster.run()
+    assert (caught.value.changed, caught.value.hint) == (False, "check the name")
