@@ -113,15 +113,13 @@ class Unenroller:
         while True:
             with behind_a_change(hint, done=self._changed):
                 recorded = self._session.recorded(self._topic, self._deadline)
-                if begun and not recorded.returning:
-                    raise ConflictError(
-                        f"topic {self._topic} was enrolled again by another process meanwhile",
-                        hint="look at: kpsplit status",
-                    )
-                begun = recorded.returning
+                again, begun = begun and not recorded.returning, recorded.returning
                 self._changed = self._changed or (begun and not recorded.left)
                 seen = self._look(recorded)
                 act = next_step(recorded, seen)
+            if again:
+                what = f"topic {self._topic} was enrolled again by another process meanwhile"
+                raise ConflictError(what, hint="look at: kpsplit status", changed=self._changed)
             if act is Act.DONE:
                 return recorded
             if act is Act.REFUSE:

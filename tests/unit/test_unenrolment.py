@@ -265,6 +265,7 @@ def test_a_topic_that_is_enrolled_again_meanwhile_is_not_returned_once_more(clus
     with pytest.raises(ConflictError, match="was enrolled again by another process meanwhile") as caught:
         cluster.run()
     assert (caught.value.changed, cluster.recorded) == (True, again)
+    assert caught.value.hint == "look at: kpsplit status"
     assert cluster.done == ALL[:3]
 
 
