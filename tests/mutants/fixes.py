@@ -843,8 +843,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "take a plain bookmark for the first segment of a lineage",
         "consumer.slots.assigned",
-        "    if not bookmark.topic_id:\n        plain =",
-        "    if False:\n        plain =",
+        "    if not bookmark.topic_id:\n",
+        "    if False:\n",
         "unit/test_consumer_bookmarks.py",
     ),
     (

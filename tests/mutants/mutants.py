@@ -176,9 +176,9 @@ MUTANTS = [
     ),
     Mutant(
         "have a partition by hand wait for an enrolment that nothing tells it of",
-        ASSIGNED,
-        "self.mode = Mode.WHOLE if follows else self.mode",
-        "self.mode = (Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode) if follows else self.mode",
+        "consumer.slots.initializer",
+        "        assigned.mode = Mode.WHOLE\n",
+        "        assigned.mode = slots.metadata.subscribed(assigned.parent.topic).mode\n",
         BOOKMARKS,
     ),
     Mutant(
@@ -197,8 +197,8 @@ MUTANTS = [
     ),
     Mutant(
         "take bookmarks of a topic that was made again",
-        "consumer.application_requests",
-        "if bookmark.topic_id and bookmark.topic_id != state.topic_id:",
+        "consumer.slots.assigned",
+        "if meant.topic_id and meant.topic_id != now.topic_id:",
         "if False:",
         BOOKMARKS,
     ),
