@@ -119,7 +119,7 @@ class Engine(threading.Thread):
         topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
         self.peers = PeerAssignments(settings, slots, group, clients.members, self.membership.slot_at)
         self.subscribing = Subscribing(settings, self.membership, slots, topics, events, self.peers)
-        self.enrolment_guard = EnrolmentGuard(slots, self.committer)
+        self.enrolment_guard = EnrolmentGuard(slots, self.committer, events, self.subscribing.is_wanted)
         self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
         self.ownership_guard = OwnershipGuard(
             settings.known_for,

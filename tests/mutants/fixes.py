@@ -665,10 +665,24 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "property/test_slots_change.py",
     ),
     (
+        "commit ranges of what is by hand beside a subscription",
+        "consumer.slots.initializer",
+        "if self._subscribed():",
+        "if False:",
+        "unit/test_consumer_withholding.py",
+    ),
+    (
+        "hand out a partition by hand whose topic is enrolled beside a subscription",
+        "consumer.slots.assigned_slots",
+        "return (assigned.by_hand and not self.must_be_held(assigned)) or",
+        "return assigned.by_hand or",
+        "unit/test_consumer_withholding.py",
+    ),
+    (
         "begin a slot by an old view",
         "consumer.slots.assigned_slots",
-        "return assigned.by_hand or (self.metadata.fresh() and same)",
-        "return assigned.by_hand or same",
+        "not self.must_be_held(assigned)) or (self.metadata.fresh() and same)",
+        "not self.must_be_held(assigned)) or same",
         "property/test_slots_change.py",
     ),
     (

@@ -410,6 +410,9 @@ class Subscribing:
         if self.wanted is None:
             self.leave()
 
+    def is_wanted(self) -> bool:
+        return self.wanted is not None
+
     def leave(self) -> None:
         """Leave the group: a revocation of everything follows."""
         self.wanted = None

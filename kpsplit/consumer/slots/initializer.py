@@ -9,7 +9,7 @@ the number of slots changes, its owner waits in the same way until no member has
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 REST_SECONDS = 0.25
 _PASSING = (UnreachableError, DeadlineExceededError)
+_BESIDE = (
+    "{} was assigned by hand, and its topic is enrolled now: nothing more of it is handed out while this "
+    "consumer is subscribed; call unsubscribe() to read on, or read it with another consumer and group.id"
+)
 
 
 class SlotInitializer:
@@ -212,15 +216,23 @@ class EnrolmentGuard:
     """Moves slots between READING and HELD, as enrolments of their topics allow.
 
     What was assigned by hand is shared with nobody: it is read on, and its ranges are committed from then on.
+    Not beside a subscription: the group has a member then, and refuses range commits of what is nobody's.
     """
 
-    def __init__(self, slots: AssignedSlots, committer: Committer) -> None:
+    def __init__(
+        self, slots: AssignedSlots, committer: Committer, events: Events, subscribed: Callable[[], bool]
+    ) -> None:
         self._slots = slots
         self._committer = committer
+        self._events = events
+        self._subscribed = subscribed
+        self._told: set[PhysicalPartition] = set()
 
     def turn(self) -> None:
-        known = self._slots.metadata.subscribed
-        if [h for h in self._slots if h.by_hand and h.follow_enrolment(known(h.parent.topic))]:
+        by_hand = [h for h in self._slots if h.by_hand]
+        if self._subscribed():
+            self._refuse({h.parent for h in by_hand if self._slots.must_be_held(h)})
+        elif [h for h in by_hand if h.follow_enrolment(self._slots.metadata.subscribed(h.parent.topic))]:
             self._slots.reorder()  # the view of before is theirs also when the topic is left
         for assigned in self._slots.on((SlotStage.READING, SlotStage.HELD)):
             if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
@@ -229,3 +241,8 @@ class EnrolmentGuard:
                     self._committer.ask(self._slots.changed([assigned]))
             elif assigned.stage is SlotStage.HELD and self._slots.may_begin(assigned):
                 self._slots.hand_out_again(assigned)
+
+    def _refuse(self, parents: set[PhysicalPartition]) -> None:
+        for parent in sorted(parents - self._told):
+            self._events.tell(KafkaError(KafkaError._STATE, _BESIDE.format(parent)), **named(parent))
+        self._told = parents
