@@ -1339,9 +1339,9 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "miss the commits of a group that was forgotten",
-        "spark_jobs.verification.commit_checks",
-        "for parent in states for group in fold.groups(parent))",
-        "for parent in states for group in {x.group for _, x, _ in commits})",
+        "spark_jobs.snapshot",
+        "for group in self.fold.groups(state.parent)]",
+        "for group in {commit.group for commit in self.commits}]",
         "unit/test_verify_since.py::test_a_group_that_was_forgotten_is_not_missed",
     ),
     (
