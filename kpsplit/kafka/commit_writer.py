@@ -343,7 +343,7 @@ def _refused(error: KafkaError | None) -> KpsplitError:
         )
     if error is not None and (reason := _too_long(error)) is not None:
         text = f"could not commit ranges: {reason}; nothing was committed"
-        return UnreachableError(text, hint=_SLOW_HINT, retriable=True)
+        return UnreachableError(text, hint=_SLOW_HINT)
     return translate(error, "commit ranges")
 
 

@@ -164,7 +164,6 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         return UnreachableError(
             f"could not {what}: the transaction was ended by the brokers",
             hint="it took too long, or another client has its transactional id: retry",
-            retriable=True,
         )
     if code in _TIMEOUTS | _BROKEN_OFF and writing:
         return UnknownOutcomeError(f"{text} (outcome unknown)")
@@ -174,11 +173,11 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
             hint="check -b/--bootstrap-server, the network and the security settings",
         )
     if code in LEADER_MOVES:
-        return UnreachableError(text, hint="its leader is moving to another broker: retry", retriable=True)
+        return UnreachableError(text, hint="its leader is moving to another broker: retry")
     if code in _NO_COORDINATOR:
-        return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
+        return UnreachableError(text, hint="it is moving to another broker: retry")
     if code == KafkaError.CONCURRENT_TRANSACTIONS:
-        return UnreachableError(text, hint="the last transaction is still being ended: retry", retriable=True)
+        return UnreachableError(text, hint="the last transaction is still being ended: retry")
     if code in MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
     few = code == KafkaError.INVALID_REPLICATION_FACTOR

@@ -171,7 +171,7 @@ def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: M
         raise _refused(what, error.kind, right="Describe") from None
     found = answers[group]
     if found["error"] is not None:
-        raise UnreachableError(f"could not {what}: {found['error']}", hint="retry", retriable=True)
+        raise UnreachableError(f"could not {what}: {found['error']}", hint="retry")
     return _told(found)
 
 
@@ -225,7 +225,7 @@ def _names_what_it_has(joined: Any) -> bool:
 
 
 def _places(told: Any, name: str) -> set[PhysicalPartition]:
-    """Return the partitions in what a member said or was told; none where it has none, or was not decoded."""
+    """Return the partitions in what a member said or got; none where it has none, or was not decoded."""
     listed = told.get(name) if isinstance(told, dict) else None
     return {PhysicalPartition(p["topic"], number) for p in listed or () for number in p["partitions"]}
 

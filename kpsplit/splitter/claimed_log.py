@@ -166,7 +166,7 @@ def _marked(mark: Callable[[Deadline], int], deadline: Deadline) -> int:
         return mark(deadline)
     except UnknownOutcomeError as error:
         what = error.message.removesuffix(" (outcome unknown)")
-        raise UnreachableError(f"could not make a claim: {what}", retriable=True) from error
+        raise UnreachableError(f"could not make a claim: {what}") from error
 
 
 class ClaimedLog(FencedLog):

@@ -30,14 +30,13 @@ from kpsplit.consumer.slots.assigned import (
     StillOwnedError,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
-from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
 
 REST_SECONDS = 0.25
-_PASSING = (UnreachableError, DeadlineExceededError)
 _BESIDE = (
     "{} was assigned by hand, and its topic is enrolled now: nothing more of it is handed out while this "
     "consumer is subscribed; call unsubscribe() to read on, or read it with another consumer and group.id"
@@ -157,10 +156,11 @@ class SlotInitializer:
             assigned.stage = SlotStage.WANTED
         if isinstance(error, DeadlineExceededError) and monotonic() < self._undecided_until:
             return
-        if self._events.notice(error if isinstance(error, KpsplitError) else KpsplitError(str(error))):
+        known = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
+        if self._events.notice(known):
             log.warning("kpsplit: slots cannot be started: %s", error)
             # What passes by itself is for error_cb, as with the original; the rest is an event of poll().
-            report = self._events.warn if isinstance(error, _PASSING) else self._events.tell
+            report = self._events.warn if known.retriable else self._events.tell
             report(kafka_error(error))
 
     def _announce(self) -> None:
@@ -226,7 +226,7 @@ class EnrolmentGuard:
         self._committer = committer
         self._events = events
         self._subscribed = subscribed
-        self._told: set[PhysicalPartition] = set()
+        self._reported: set[PhysicalPartition] = set()
 
     def turn(self) -> None:
         by_hand = [h for h in self._slots if h.by_hand]
@@ -243,6 +243,6 @@ class EnrolmentGuard:
                 self._slots.hand_out_again(assigned)
 
     def _refuse(self, parents: set[PhysicalPartition]) -> None:
-        for parent in sorted(parents - self._told):
+        for parent in sorted(parents - self._reported):
             self._events.tell(KafkaError(KafkaError._STATE, _BESIDE.format(parent)), **named(parent))
-        self._told = parents
+        self._reported = parents
