@@ -207,7 +207,7 @@ class EnrolmentRecords:
     ) -> bool:
         """Do something by a claim of a topic's enrolment if ``before`` is recorded; return whether it was.
 
-        The look that decides comes after the claim: who claims the topic after it has the act refused. A look
+        The look that decides comes after the claim: a later claim of the topic has the act refused. A look
         before it spares the others a claim that leads to nothing. Nothing is done where one of ``there`` is
         recorded; any other record raises ConflictError.
         """
@@ -226,8 +226,8 @@ class EnrolmentRecords:
                     if log.look(deadline) not in (before, *there):
                         raise
                     deadline.check(f"another operator to enrol topic {topic}")
-                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
-                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    # The operator that claimed it since may write the same, and has the time to do so. Not
+                    # the same pause for all: where a try takes longer they would fence each other to the end.
                     pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
                     time.sleep(min(pause, deadline.left()))
 

@@ -63,7 +63,7 @@ def withdraw_commits(
     pass over the first 1000 records of the new topic without a word.
 
     Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
-    which was claimed when it was not: who claims it since, and may enrol it, has this refused.
+    which was claimed when it was not: an operator that claims it since, and may enrol it, has this refused.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
     fold = range_commits(admin, parents, deadline)
@@ -245,7 +245,7 @@ class Unenroller:
         self._done("ClaimAll", started, many(len(states), "partition"))
 
     def _withdraw(self, recorded: Enrolment) -> None:
-        """Withdraw the range commits of all groups, by a claim: who enrols the topic again has its own."""
+        """Withdraw the range commits of all groups, by a claim: an enrolment after it has its own."""
         started, topic = monotonic(), self._admin.describe(self._topic)
 
         def withdraw(log: EnrolmentLog) -> None:

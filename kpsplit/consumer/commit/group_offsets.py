@@ -270,7 +270,7 @@ class GroupOffsets:
     ) -> None:
         """Commit what was processed of enrolled partitions, all in one transaction, with its payload.
 
-        ``metadata``: who commits; None for what was assigned by hand.
+        ``metadata``: of the member that commits; None for what was assigned by hand.
 
         Raises:
             FencedError: the slots are another member's, or the group has members and this is none of them.

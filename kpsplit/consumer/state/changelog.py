@@ -4,7 +4,7 @@ Header ``kpc``, 9 bytes, big-endian: format version (1), partition (4), slots pe
 null value is a tombstone. The version stands in a header and not in the key, so that a record in a newer form
 still replaces an older one of the same key when the topic is compacted.
 
-An end record has a key of its own and no header: who takes a slot writes one to learn where the log ends.
+An end record has a key of its own and no header: a slot's new owner writes one to learn where the log ends.
 """
 
 from __future__ import annotations
