@@ -53,7 +53,7 @@ class KpsplitError(Exception):
 
 
 @contextmanager
-def behind_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
+def after_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
     """Have the errors of a block say that something was changed before it: that stays.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, FencedError, UsageError, after_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
@@ -190,7 +190,7 @@ class EnrolmentRecords:
         started = monotonic()
 
         def record(log: EnrolmentLog) -> None:
-            with behind_a_change(done=first is not None and first(log.withdraw)):
+            with after_a_change(done=first is not None and first(log.withdraw)):
                 log.record(enrolment, deadline, hint)
 
         there = (enrolment, replace(enrolment, settled=True))
@@ -214,7 +214,7 @@ class EnrolmentRecords:
         log, changed = self._log(topic, deadline), False
         while True:
             began = monotonic()
-            with behind_a_change(done=changed):
+            with after_a_change(done=changed):
                 for look in (log.look, log.claim):
                     if _expected(look(deadline), (before, *there), topic) in there:
                         return False

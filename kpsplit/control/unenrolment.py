@@ -30,7 +30,7 @@ from kpsplit.errors import (
     CheckFailedError,
     DeadlineExceededError,
     InvariantError,
-    behind_a_change,
+    after_a_change,
     duration,
     many,
 )
@@ -106,7 +106,7 @@ class Unenroller:
         """
         hint = _GO_ON.format(self._topic)
         while True:
-            with behind_a_change(hint, done=self._changed):
+            with after_a_change(hint, done=self._changed):
                 recorded = self._session.recorded(self._topic, self._deadline)
                 self._changed = self._changed or recorded.returning
                 seen = self._look(recorded)
@@ -116,7 +116,7 @@ class Unenroller:
             if act is Act.REFUSE:
                 raise refusal(self._topic, seen.obstacles, changed=recorded.returning)
             # What a group has to do says more than that this can be run again.
-            with behind_a_change(None if act is Act.AWAIT else hint, done=self._changed):
+            with after_a_change(None if act is Act.AWAIT else hint, done=self._changed):
                 self._do(act, recorded, seen)
 
     # -- looking -----------------------------------------------------------------------------------

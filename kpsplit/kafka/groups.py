@@ -24,7 +24,7 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
     UnreachableError,
-    behind_a_change,
+    after_a_change,
 )
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, answer_within
 from kpsplit.kafka.connection import Connection
@@ -303,7 +303,7 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
             return
         raise _not_deleted(what, error.kind) from None
     done = (errors.NoError, None)
-    with behind_a_change(done=any(kind in done for kind in answers.values())):
+    with after_a_change(done=any(kind in done for kind in answers.values())):
         for kind in answers.values():
             if kind not in (*done, errors.UnknownTopicOrPartitionError):
                 raise _not_deleted(what, kind)

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kpsplit.errors import FencedError, UnknownOutcomeError, UnreachableError, behind_a_change
+from kpsplit.errors import FencedError, UnknownOutcomeError, UnreachableError, after_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
@@ -197,7 +197,7 @@ class ClaimedLog(FencedLog):
         """
         after = apply(before, event)
         offset = self._write(after, event, deadline)
-        with behind_a_change():
+        with after_a_change():
             self._read_back(offset + 1, event, deadline)
             seen = self._state()
         if seen != after:

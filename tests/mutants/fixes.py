@@ -540,8 +540,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "say that nothing was changed where commits were withdrawn",
         "control.session",
-        "behind_a_change(done=first is not None and first(log.withdraw))",
-        "behind_a_change(done=first is not None and first(log.withdraw) and False)",
+        "after_a_change(done=first is not None and first(log.withdraw))",
+        "after_a_change(done=first is not None and first(log.withdraw) and False)",
         "unit/test_enrolment.py",
     ),
     (

@@ -9,7 +9,7 @@ import click
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import CheckFailedError, behind_a_change
+from kpsplit.errors import CheckFailedError, after_a_change
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,9 +70,9 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
         call.confirm(f"Lead {topic} back to plain clients?", yes)
         with StepProgress(stderr(), "looking at partitions and groups") as progress:
             for number, parent in enumerate(parents if merge else ()):
-                with behind_a_change(done=number > 0):
+                with after_a_change(done=number > 0):
                     _merge_and_retire(operations, parent, progress, wait)
-            with behind_a_change(done=merge and bool(parents)):
+            with after_a_change(done=merge and bool(parents)):
                 enrolment = operations.unenrol(topic, progress, wait_seconds=wait)
     data = {"topic": topic, "left": enrolment.left, "generation": enrolment.generation}
     call.show(data, lambda console: console.print(f"{topic} is back with plain clients"))
@@ -98,7 +98,7 @@ def _merge_and_retire(operations: Admin, parent: PhysicalPartition, observer: Ob
                 f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
             )
             raise
-    with behind_a_change(done=not merged):
+    with after_a_change(done=not merged):
         operations.retire(parent, observer=observer, wait_seconds=wait)
 
 
