@@ -470,8 +470,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "delete a sub-topic without a record of it",
         "control.retirement",
-        "            if subtopic.state is not SubTopicState.RETIRED:\n                with behind",
-        "            if False:\n                with behind",
+        "            if subtopic.state is not SubTopicState.RETIRED:\n                with after",
+        "            if False:\n                with after",
         "unit/test_retirement.py",
     ),
     (
