@@ -19,6 +19,8 @@ from tests.cli.conftest import Kpsplit
 
 pytestmark = pytest.mark.broker
 
+CLEARED = "\x1b[2K"
+
 
 @contextmanager
 def watching(watch: Kpsplit, out: int, err: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -36,14 +38,15 @@ def watching(watch: Kpsplit, out: int, err: int, *options: str) -> Iterator[subp
 def test_a_watch_says_for_how_long_it_shows_nothing_new_and_goes_on_when_the_broker_is_back(
     tmp_path: Path,
 ) -> None:
-    piped, said, drawn = (tmp_path / name for name in ("out", "err", "drawn"))
+    piped, said, drawn = tmp_path / "out", tmp_path / "err", bytearray()
     screen, terminal = os.openpty()
     os.set_blocking(screen, False)
 
-    def screen_shows(text: str) -> bool:
-        with drawn.open("ab") as file, suppress(BlockingIOError):
-            file.write(os.read(screen, 1 << 20))
-        return text in drawn.read_text(errors="replace")
+    def frame() -> str:
+        """What the terminal shows now: what was drawn since it was last cleared."""
+        with suppress(BlockingIOError):
+            drawn.extend(os.read(screen, 1 << 20))
+        return drawn.decode(errors="replace").rpartition(CLEARED)[2]
 
     with DevCluster(1) as cluster, operating(cluster.bootstrap):
         watch = Kpsplit(cluster.bootstrap)
@@ -54,20 +57,20 @@ def test_a_watch_says_for_how_long_it_shows_nothing_new_and_goes_on_when_the_bro
             watching(watch, out.fileno(), err.fileno(), "-o", "json") as one,
             watching(watch, terminal, err.fileno()) as other,
         ):
-            wait_for(lambda: piped.read_text() and screen_shows("partition"), "a first look")
+            wait_for(lambda: piped.read_text() and "partition" in frame(), "a first look")
             assert not said.read_text()
             cluster.kill(0)
             wait_for(lambda: "trying again" in said.read_text(), "the error on stderr")
-            wait_for(lambda: screen_shows("nothing new for"), "the error on the screen")
+            wait_for(lambda: "nothing new for" in frame(), "the error on the screen")
             before = piped.read_text()
             cluster.restart(0)
             wait_for(lambda: len(piped.read_text()) > len(before), "a look after the restart")
-            drawn.unlink()
-            wait_for(lambda: screen_shows("partition") and "nothing new" not in drawn.read_text(), "no error")
+            wait_for(lambda: "nothing new" not in frame() and "partition" in frame(), "no error any more")
             for process in (one, other):
                 assert process.poll() is None
                 process.send_signal(signal.SIGINT)
-                assert process.wait(30) == 130
+                wait_for(lambda ends=process: ends.poll() is not None or frame() is None, "its end")
+                assert process.returncode == 130
     assert all(json.loads(line) == {"partitions": []} for line in piped.read_text().splitlines())
     assert all(line.startswith("kpsplit: ") for line in said.read_text().splitlines())
     os.close(screen)
