@@ -679,6 +679,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_withholding.py",
     ),
     (
+        "end a watch at the first error",
+        "admin_cli.commands.status",
+        "            if not error.retriable:\n",
+        "            if True:\n",
+        "unit/test_cli_render.py",
+    ),
+    (
         "begin a slot by an old view",
         "consumer.slots.assigned_slots",
         "not self.must_be_held(assigned)) or (self.metadata.fresh() and same)",

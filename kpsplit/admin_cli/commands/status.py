@@ -71,7 +71,7 @@ def _show(call: Call, statuses: list[PartitionStatus], drains: Drains | None) ->
     call.show(data, lambda console: console.print(draw_statuses(statuses, drains)))
 
 
-class _Watch:
+class StatusWatch:
     """What was found last, and since when it cannot be looked at again, if so. Rich draws it."""
 
     def __init__(self, call: Call, look: Look) -> None:
@@ -117,7 +117,7 @@ def _watch(call: Call, look: Look, interval: float) -> None:
 
     from kpsplit.admin_cli.render.console import stdout
 
-    console, watch = stdout(), _Watch(call, look)
+    console, watch = stdout(), StatusWatch(call, look)
     while call.as_json or not console.is_terminal:
         before = watch.trouble
         if watch.look() and watch.found is not None:
