@@ -132,14 +132,22 @@ def is_one_of(exception: BaseException, codes: Collection[int]) -> bool:
     return error is not None and error.code() in codes
 
 
+def library_error(raised: BaseException | None) -> KafkaError | None:
+    """Return the client library's error in an exception or in what caused it, None if there is none.
+
+    A fatal error can come as a SystemError: a flush goes on to delivery reports while that exception is set.
+    """
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    return None if raised is None else error_of(raised)
+
+
 def failed_for_good(raised: BaseException | None) -> bool:
     """Return whether an error, or its cause, says that its producer never writes again.
 
     After any other error it may still write, and would overtake a later try that comes from another producer.
     """
-    while raised is not None and not isinstance(raised, KafkaException):
-        raised = raised.__cause__
-    error = None if raised is None else error_of(raised)
+    error = library_error(raised)
     return error is not None and (error.fatal() or error.code() in _FAILED_FOR_GOOD)
 
 

@@ -679,6 +679,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_withholding.py",
     ),
     (
+        "say of a commit's producer only that it is over",
+        "kafka.commit_writer",
+        "            if failed_for_good(exception):\n",
+        "            if False:\n",
+        "unit/test_commit_writer.py",
+    ),
+    (
         "end a watch at the first error",
         "admin_cli.commands.status",
         "            if not error.retriable:\n",
