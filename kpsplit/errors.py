@@ -25,10 +25,12 @@ class KpsplitError(Exception):
         message: what happened, in one line.
         hint: the next step for the reader, in one line.
         changed: whether anything was changed before the error (None: not known, it must be read back).
-        retriable: whether the same call may succeed later without anybody doing anything.
+        retriable: whether the same call may succeed later without anybody doing anything; None: as is usual
+            for the class.
     """
 
     exit_code = EXIT_FAILED
+    retriable: bool = False
 
     def __init__(
         self,
@@ -36,13 +38,14 @@ class KpsplitError(Exception):
         *,
         hint: str | None = None,
         changed: bool | None = False,
-        retriable: bool = False,
+        retriable: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.changed = changed
-        self.retriable = retriable
+        if retriable is not None:
+            self.retriable = retriable
 
     def __str__(self) -> str:
         """Return the message with its hint, in one line."""
@@ -50,7 +53,7 @@ class KpsplitError(Exception):
 
 
 @contextmanager
-def behind_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
+def after_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
     """Have the errors of a block say that something was changed before it: that stays.
 
     Args:
@@ -90,6 +93,7 @@ class DeadlineExceededError(KpsplitError):
     """The time given for a call ran out."""
 
     exit_code = EXIT_TIMEOUT
+    retriable = True
 
 
 class ConflictError(KpsplitError):
@@ -117,12 +121,16 @@ class InvariantError(KpsplitError):
 class UnknownOutcomeError(KpsplitError):
     """A write was sent and its outcome is not known: it must be read back, never repeated blindly."""
 
+    retriable = True
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, changed=None, retriable=True)
+        super().__init__(message, hint=hint, changed=None)
 
 
 class UnreachableError(KpsplitError):
     """The brokers cannot be reached, or a topic has no leader."""
+
+    retriable = True
 
 
 class AuthorizationError(KpsplitError):

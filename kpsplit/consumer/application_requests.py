@@ -381,7 +381,7 @@ class ApplicationRequests:
         Raises:
             KafkaException: there is a subscription, and an enrolled topic is among these.
         """
-        if self._subscribing.wanted is not None:
+        if self._subscribing.is_wanted():
             for topic in topics:
                 if not self._slots.metadata.subscribed(topic).mode.plain:
                     raise KafkaException(KafkaError(KafkaError._STATE, _SUBSCRIBED.format(topic)))

@@ -4,7 +4,7 @@ It owns the group consumer, the control topic's view and the slots, and waits fo
 be asked runs in the executor's thread, what is the application's runs in the application's thread.
 
 Records are read by the thread that wants them: the application's in ``poll()``, the engine's for ``run()``.
-Only who holds the lock reads, or changes what is read. The engine holds it whenever it does not rest.
+Only the holder of the lock reads, or changes what is read. The engine holds it whenever it does not rest.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Engine(threading.Thread):
         topics = ClusterTopics(group, query_client, executor, self.metadata.admin, settings.metadata_refresh)
         self.peers = PeerAssignments(settings, slots, group, clients.members, self.membership.slot_at)
         self.subscribing = Subscribing(settings, self.membership, slots, topics, events, self.peers)
-        self.enrolment_guard = EnrolmentGuard(slots, self.committer)
+        self.enrolment_guard = EnrolmentGuard(slots, self.committer, events, self.subscribing.is_wanted)
         self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
         self.ownership_guard = OwnershipGuard(
             settings.known_for,
@@ -256,7 +256,7 @@ class Engine(threading.Thread):
         with suppress(Exception):
             self.slots.sink.keep_open(-inf)
         with suppress(Exception):
-            self.events.tell(kafka_error(self._died))  # who waits for records wakes up
+            self.events.tell(kafka_error(self._died))  # a call that waits for records wakes up
         with suppress(Exception):
             log.critical("kpsplit: the consumer's background thread has ended", exc_info=error)
 
@@ -358,8 +358,8 @@ class Engine(threading.Thread):
     def _tell_missing_right(self) -> None:
         """Tell the application, once: without the control topic nothing is known to be whole.
 
-        As an event while nothing was ever read; a right that is gone later is told to ``error_cb``, for it
-        may come back: until then what needs a fresh view waits.
+        As an event while nothing was ever read; a right that is gone later is reported to ``error_cb``, for
+        it may come back: until then what needs a fresh view waits.
         """
         error = self.metadata.trouble
         if not isinstance(error, AuthorizationError):
@@ -426,7 +426,7 @@ class Engine(threading.Thread):
         log.error("kpsplit: %s", error)
         self.slots.sink.release([h.slot for h in self.slots.in_sink()])
         self.events.tell(kafka_error(error))
-        self.events.fatal = error  # last: who sees it finds the reason told
+        self.events.fatal = error  # last: a call that sees it finds the reason reported
 
     def _hand_over_everything(self) -> None:
         try:

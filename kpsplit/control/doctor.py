@@ -388,8 +388,8 @@ def _strangers(found: Findings) -> Iterator[Trouble]:
         if parent is not None:
             yield (
                 f"{name} begins like a sub-topic of {parent}, but is in no lineage",
-                "kpsplit never touches it, but who has rights on the sub-topics has them there: delete it if "
-                "nobody needs it, or rename it",
+                "kpsplit never touches it, but a client with rights on the sub-topics has them there: delete "
+                "it if nobody needs it, or rename it",
             )
 
 

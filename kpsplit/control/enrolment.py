@@ -28,7 +28,7 @@ from kpsplit.errors import (
     ConflictError,
     DeadlineExceededError,
     UsageError,
-    behind_a_change,
+    after_a_change,
     duration,
 )
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
@@ -82,7 +82,7 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
             f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
         )
     created = create_own_topics(session.admin, offsets_partitions, deadline)
-    with behind_a_change(AGAIN, done=bool(created)):
+    with after_a_change(AGAIN, done=bool(created)):
         settings = settings_to_write(session.read(deadline), lease_ms)
         if settings is not None:
             wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
@@ -237,7 +237,7 @@ class Enroller:
                 self._write_over(topic, before, begun, deadline)
             else:
                 self._write("Enrol", known, begun, deadline)
-        with behind_a_change(_UNSETTLED.format(topic.name)):
+        with after_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
     def _ensure(self, topic: TopicFacts, enrolment: Enrolment, recorded: bool, deadline: Deadline) -> None:
@@ -289,7 +289,7 @@ class Enroller:
         """Have groups share a topic by another number of slots; return its settled enrolment."""
         self._ensure(topic, change, recorded=False, deadline=deadline)
         self._write("Change", known, change, deadline)
-        with behind_a_change(_UNSETTLED.format(topic.name)):
+        with after_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(change, settled=True), deadline)
 
     def _finish(self, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
@@ -297,7 +297,7 @@ class Enroller:
         former = enrolment.former
         if former is None:
             return enrolment
-        with behind_a_change(_UNFINISHED.format(enrolment.topic)):
+        with after_a_change(_UNFINISHED.format(enrolment.topic)):
             self._await_released(former, deadline)
             self._records.expect(enrolment, deadline)
             if self._admin.delete(former.topic, answer_within(deadline)):
@@ -378,7 +378,7 @@ def enrol(
         if former is not None and session.admin.delete(former.topic, answer_within(deadline)):
             gone = True
             observer(StepDone("DeleteSlots", 0.0, former.topic))
-    with behind_a_change(done=gone):
+    with after_a_change(done=gone):
         return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline, before)
 
 

@@ -10,7 +10,7 @@ from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import Sample, sample_partition
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.session import ClusterSession
-from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, behind_a_change
+from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, after_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.offset_log import OffsetExamination
@@ -156,5 +156,5 @@ def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:
     for number, (topic, partition) in enumerate(sorted(where)):
         keys = {r.key for r in wanted if (r.topic, r.partition) == (topic, partition)}
         tombstones = [(key, None) for key in sorted(keys)]
-        with behind_a_change("run it again: kpsplit doctor", done=number > 0):
+        with after_a_change("run it again: kpsplit doctor", done=number > 0):
             session.writer().write_all(topic, tombstones, deadline, partition=partition)

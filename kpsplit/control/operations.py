@@ -15,7 +15,7 @@ from kpsplit.control.retirement import Retirement
 from kpsplit.control.session import ClusterSession
 from kpsplit.control.status import Report, Retirable
 from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
-from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, FencedError, UsageError, after_a_change
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -82,7 +82,7 @@ class PartitionOperations:
         failed = self.planner.failed_now(plan, view, force, deadline)
         if failed is not None:
             freezes = failed.name == LOG_WHOLE and self.freeze(failed.message)
-            with behind_a_change(done=freezes):
+            with after_a_change(done=freezes):
                 raise refusal(failed)
         started = monotonic()
         attempt = numbered(plan.attempt(session.operator, max_pause_ms), state)

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, behind_a_change
+from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, after_a_change
 from kpsplit.kafka.cluster_admin import (
     ANSWER_SECONDS,
     ClusterAdmin,
@@ -137,7 +137,7 @@ def create_own_topics(admin: ClusterAdmin, offsets_partitions: int | None, deadl
     replication = min(REPLICATION, len(brokers))
     for own in wanted:
         partitions = own.partitions or DEFAULT_OFFSETS_PARTITIONS
-        with behind_a_change(AGAIN, done=bool(created)):
+        with after_a_change(AGAIN, done=bool(created)):
             if found[own.name] is not None:
                 continue
             together = own.name == CONTROL_TOPIC
@@ -149,7 +149,7 @@ def create_own_topics(admin: ClusterAdmin, offsets_partitions: int | None, deadl
             where = {"assignment": [beside] * partitions} if together else {"replication": replication}
             if admin.create(own.name, topic_config(replication), partitions=partitions, **where):
                 created.append(own.name)
-    with behind_a_change(AGAIN, done=bool(created)):
+    with after_a_change(AGAIN, done=bool(created)):
         for own in wanted:
             if found[own.name] is None and own.name not in created:  # somebody else has just made it
                 found[own.name] = admin.describe(own.name)

@@ -15,7 +15,7 @@ from kpsplit.clock import Deadline
 from kpsplit.control.plans import under_way
 from kpsplit.control.status import Retirable
 from kpsplit.control.subtopics import SubTopics
-from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
+from kpsplit.errors import CheckFailedError, ConflictError, after_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.groups import (
@@ -213,7 +213,7 @@ class Retirement:
         changed = False
         for subtopic in going:
             if subtopic.state is not SubTopicState.RETIRED:
-                with behind_a_change(done=changed):
+                with after_a_change(done=changed):
                     look = partial(self._groups, state, deadline)
                     reason = None if force else self._readers(state, subtopic, force, look)
                     if reason is not None:
@@ -223,7 +223,7 @@ class Retirement:
                     state = self._log.record(state, Retire(subtopic.name), deadline)
                 changed = True
                 self._observe(StepDone("Retire", 0.0, subtopic.name))
-            with behind_a_change(f"run again: kpsplit retire {state.parent}"):
+            with after_a_change(f"run again: kpsplit retire {state.parent}"):
                 if self._deleted(state, subtopic, deadline):
                     self._observe(StepDone("Delete", 0.0, subtopic.name))
                     deleted.append(subtopic.name)

@@ -14,7 +14,7 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
 from kpsplit.control.session import ClusterSession
-from kpsplit.errors import ConflictError, UnreachableError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, UnreachableError, UsageError, after_a_change
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.coordinators import group_names, nearest_group
 from kpsplit.kafka.groups import (
@@ -182,7 +182,7 @@ class Seeker:
         stale = fold.stale_keys(seek.group, parent, [cursor.range])
         nobody = self._nobody(seek.group) if offsets else None
         writer.commit([record], stale, offsets, nobody, deadline)
-        with behind_a_change():
+        with after_a_change():
             self._refuse_active(seek.group, parent.topic, deadline, changed=True)
             # A retirement that looked before the transaction was written has not seen it.
             hint = f"the group is moved; look at: kpsplit offsets --group {seek.group} {parent.topic}"
@@ -243,13 +243,13 @@ class Seeker:
         if found.commits:
             writer = self._writer(found.group, deadline)
             for first in range(0, len(found.commits), MOST_WITHDRAWN):
-                with behind_a_change("run it again", done=first > 0):
+                with after_a_change("run it again", done=first > 0):
                     keys = found.commits[first : first + MOST_WITHDRAWN]
                     writer.commit([], keys, {}, None, deadline)
-        with behind_a_change("run it again", done=bool(found.commits)):
+        with after_a_change("run it again", done=bool(found.commits)):
             if found.offsets:
                 delete_positions(self._admin.connection, found.group, found.offsets)
-        with behind_a_change():
+        with after_a_change():
             self._refuse_active(found.group, found.topic, deadline, changed=True)
 
     def _writer(self, group: str, deadline: Deadline) -> CommitWriter:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import ConflictError, FencedError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, FencedError, UsageError, after_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
@@ -190,7 +190,7 @@ class EnrolmentRecords:
         started = monotonic()
 
         def record(log: EnrolmentLog) -> None:
-            with behind_a_change(done=first is not None and first(log.withdraw)):
+            with after_a_change(done=first is not None and first(log.withdraw)):
                 log.record(enrolment, deadline, hint)
 
         there = (enrolment, replace(enrolment, settled=True))
@@ -207,14 +207,14 @@ class EnrolmentRecords:
     ) -> bool:
         """Do something by a claim of a topic's enrolment if ``before`` is recorded; return whether it was.
 
-        The look that decides comes after the claim: who claims the topic after it has the act refused. A look
+        The look that decides comes after the claim: a later claim of the topic has the act refused. A look
         before it spares the others a claim that leads to nothing. Nothing is done where one of ``there`` is
         recorded; any other record raises ConflictError.
         """
         log, changed = self._log(topic, deadline), False
         while True:
             began = monotonic()
-            with behind_a_change(done=changed):
+            with after_a_change(done=changed):
                 for look in (log.look, log.claim):
                     if _expected(look(deadline), (before, *there), topic) in there:
                         return False
@@ -226,8 +226,8 @@ class EnrolmentRecords:
                     if log.look(deadline) not in (before, *there):
                         raise
                     deadline.check(f"another operator to enrol topic {topic}")
-                    # Who claimed it since may write the same, and has the time to do so. Not the same pause
-                    # for all: where a try takes longer than it, they would fence each other until the end.
+                    # The operator that claimed it since may write the same, and has the time to do so. Not
+                    # the same pause for all: where a try takes longer they would fence each other to the end.
                     pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
                     time.sleep(min(pause, deadline.left()))
 

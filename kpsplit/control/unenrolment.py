@@ -31,7 +31,7 @@ from kpsplit.errors import (
     ConflictError,
     DeadlineExceededError,
     InvariantError,
-    behind_a_change,
+    after_a_change,
     duration,
     many,
 )
@@ -64,7 +64,7 @@ def withdraw_commits(
     pass over the first 1000 records of the new topic without a word.
 
     Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
-    which was claimed when it was not: who claims it since, and may enrol it, has this refused.
+    which was claimed when it was not: an operator that claims it since, and may enrol it, has this refused.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
     fold = range_commits(admin, parents, deadline)
@@ -111,7 +111,7 @@ class Unenroller:
         """
         hint, begun = _GO_ON.format(self._topic), False
         while True:
-            with behind_a_change(hint, done=self._changed):
+            with after_a_change(hint, done=self._changed):
                 recorded = self._session.recorded(self._topic, self._deadline)
                 again, begun = begun and not recorded.returning, recorded.returning
                 self._changed = self._changed or (begun and not recorded.left)
@@ -125,7 +125,7 @@ class Unenroller:
             if act is Act.REFUSE:
                 raise refusal(self._topic, seen.obstacles, changed=recorded.returning)
             # What a group has to do says more than that this can be run again.
-            with behind_a_change(None if act is Act.AWAIT else hint, done=self._changed):
+            with after_a_change(None if act is Act.AWAIT else hint, done=self._changed):
                 self._do(act, recorded, seen)
 
     # -- looking -----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Unenroller:
         self._done("ClaimAll", started, many(len(states), "partition"))
 
     def _withdraw(self, recorded: Enrolment) -> None:
-        """Withdraw the range commits of all groups, by a claim: who enrols the topic again has its own."""
+        """Withdraw the range commits of all groups, by a claim: an enrolment after it has its own."""
         started, topic = monotonic(), self._admin.describe(self._topic)
 
         def withdraw(log: EnrolmentLog) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kpsplit.control.status import PartitionProgress
 from kpsplit.demo.endpoints import WriterNews
@@ -93,23 +94,39 @@ class DemoResult:
         return all(verdict.ok for verdict in self.verdicts)
 
 
+def figures(result: DemoResult) -> dict[str, int]:
+    """Return the figures that programs read, by name."""
+    history, pauses = result.back.history, result.pauses
+    return {
+        "sent": history.sent,
+        "delivered": history.delivered,
+        "lost": history.lost,
+        "duplicated": history.duplicated,
+        "out_of_order": history.out_of_order,
+        "strays": result.back.strays,
+        "pause_p50_ms": round(pauses.p50),
+        "pause_p99_ms": round(pauses.p99),
+        "pause_max_ms": round(pauses.most),
+    }
+
+
 def last_line(result: DemoResult) -> str:
     """Return the one line that programs read."""
-    history, pauses = result.back.history, result.pauses
-    figures = (
-        f"sent={history.sent} delivered={history.delivered} lost={history.lost} "
-        f"duplicated={history.duplicated} out_of_order={history.out_of_order} strays={result.back.strays} "
-        f"pause_p50_ms={pauses.p50:.0f} pause_p99_ms={pauses.p99:.0f} pause_max_ms={pauses.most:.0f}"
-    )
-    if result.passed:
-        return f"PASS {figures}"
-    failed = next(verdict for verdict in result.verdicts if not verdict.ok)
-    return f"FAIL {figures} reason={one_line(f'{failed.question}: {failed.answer}')}"
+    shown = " ".join(f"{name}={number}" for name, number in figures(result).items())
+    failed = next((verdict for verdict in result.verdicts if not verdict.ok), None)
+    if failed is None:
+        return f"PASS {shown}"
+    return f"FAIL {shown} reason={one_line(f'{failed.question}: {failed.answer}')}"
 
 
 def failed_line(reason: str) -> str:
     """Return that line for a demo that did not come to its end."""
     return f"FAIL reason={one_line(reason)}"
+
+
+def result_json(result: DemoResult) -> dict[str, Any]:
+    """Return the result for programs: the figures, and the answer to each question."""
+    return {"passed": result.passed, **figures(result), "verdicts": [asdict(v) for v in result.verdicts]}
 
 
 def one_line(text: str) -> str:

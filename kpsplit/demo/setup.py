@@ -44,6 +44,7 @@ from kpsplit.demo.verification import report_path, verification
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import translated
 from kpsplit.splitter.partition_state import SubTopicState
 
 BROKERS = 3
@@ -178,6 +179,7 @@ def retire_after_reading(
 # -- the whole demo --------------------------------------------------------------------------------
 
 
+@translated("run the demo")
 def run_demo(
     connections: Connections, options: Options, lines: list[Line] | None, display: Display
 ) -> DemoResult:

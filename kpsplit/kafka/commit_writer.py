@@ -34,7 +34,15 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId
-from kpsplit.kafka.error_map import FENCED, NO_MEMBER, error_of, translate, translated
+from kpsplit.kafka.error_map import (
+    FENCED,
+    NO_MEMBER,
+    error_of,
+    failed_for_good,
+    library_error,
+    translate,
+    translated,
+)
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
@@ -221,12 +229,15 @@ class _Transaction:
         except _NotAskedError:
             raise  # its producer is inside a call, and the next to take its id aborts the transaction
         except BaseException as exception:
-            aborted = self._abort()
-            if not isinstance(exception, KafkaException):
-                self.decided = aborted and not isinstance(exception, DeadlineExceededError)
+            kept = self._abort()
+            error = library_error(exception) if isinstance(exception, KafkaException) else None
+            if failed_for_good(exception):
+                error = library_error(kept) or error  # a write says that its producer is over, an abort why
+            if error is None:
+                self.decided = kept is None and not isinstance(exception, DeadlineExceededError)
                 raise
-            refused = _refused(error_of(exception))
-            self.decided = aborted and not isinstance(refused, UnreachableError)
+            refused = _refused(error)
+            self.decided = kept is None and not isinstance(refused, UnreachableError)
             raise refused from exception
         self._commit()
         self.decided = True
@@ -313,7 +324,7 @@ class _Transaction:
             refused = _refused(error)
             if error is not None and error.retriable() and error.txn_requires_abort():
                 # Only kpsplit's own producer says both: it has not asked the brokers.
-                self.decided = self._abort()
+                self.decided = self._abort() is None
                 raise refused from exception
             # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
             text, hint = f"could not commit ranges: {error.str() if error else exception}", None
@@ -321,13 +332,14 @@ class _Transaction:
                 text, hint = refused.message, refused.hint
             raise UnknownOutcomeError(f"{text} (outcome unknown)", hint=hint) from exception
 
-    def _abort(self) -> bool:
+    def _abort(self) -> Exception | None:
+        """Undo everything; return why that is not certain, None if it is."""
         try:
             self._producer.abort_transaction(ABORT_SECONDS)
-        except (KafkaException, KpsplitError) as exception:  # the latter: kpsplit's own producer
+        except (KafkaException, KpsplitError, SystemError) as exception:  # the second: kpsplit's own producer
             _log.info("a refused commit could not be undone at once: %s", exception)
-            return False
-        return True
+            return exception
+        return None
 
 
 def _refused(error: KafkaError | None) -> KpsplitError:
@@ -343,7 +355,7 @@ def _refused(error: KafkaError | None) -> KpsplitError:
         )
     if error is not None and (reason := _too_long(error)) is not None:
         text = f"could not commit ranges: {reason}; nothing was committed"
-        return UnreachableError(text, hint=_SLOW_HINT, retriable=True)
+        return UnreachableError(text, hint=_SLOW_HINT)
     return translate(error, "commit ranges")
 
 

@@ -20,7 +20,7 @@ from kpsplit.errors import (
     RecordError,
     UnknownOutcomeError,
     UsageError,
-    behind_a_change,
+    after_a_change,
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import FENCED, error_of, translate
@@ -419,7 +419,7 @@ class EnrolmentLog(FencedLog):
         """
         what = f"withdraw commits of {self._topic} in {OFFSETS_TOPIC}"
         for first in range(0, len(commits), MOST_WITHDRAWN):
-            with behind_a_change(done=first > 0):
+            with after_a_change(done=first > 0):
                 deadline.check(what)
                 tombstones = [(OFFSETS_TOPIC, *c, None) for c in commits[first : first + MOST_WITHDRAWN]]
                 # What a transaction came to is known by its record in the control topic.
@@ -442,7 +442,7 @@ class EnrolmentLog(FencedLog):
             error.hint = hint
             raise
         self._producer.close()
-        with behind_a_change(hint):
+        with after_a_change(hint):
             self._read_decided(offset + 1, deadline)
 
     def _mark(self, deadline: Deadline) -> int:

@@ -132,14 +132,22 @@ def is_one_of(exception: BaseException, codes: Collection[int]) -> bool:
     return error is not None and error.code() in codes
 
 
+def library_error(raised: BaseException | None) -> KafkaError | None:
+    """Return the client library's error in an exception or in what caused it, None if there is none.
+
+    A fatal error can come as a SystemError: a flush goes on to delivery reports while that exception is set.
+    """
+    while raised is not None and not isinstance(raised, KafkaException):
+        raised = raised.__cause__
+    return None if raised is None else error_of(raised)
+
+
 def failed_for_good(raised: BaseException | None) -> bool:
     """Return whether an error, or its cause, says that its producer never writes again.
 
     After any other error it may still write, and would overtake a later try that comes from another producer.
     """
-    while raised is not None and not isinstance(raised, KafkaException):
-        raised = raised.__cause__
-    error = None if raised is None else error_of(raised)
+    error = library_error(raised)
     return error is not None and (error.fatal() or error.code() in _FAILED_FOR_GOOD)
 
 
@@ -164,7 +172,6 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         return UnreachableError(
             f"could not {what}: the transaction was ended by the brokers",
             hint="it took too long, or another client has its transactional id: retry",
-            retriable=True,
         )
     if code in _TIMEOUTS | _BROKEN_OFF and writing:
         return UnknownOutcomeError(f"{text} (outcome unknown)")
@@ -174,11 +181,11 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
             hint="check -b/--bootstrap-server, the network and the security settings",
         )
     if code in LEADER_MOVES:
-        return UnreachableError(text, hint="its leader is moving to another broker: retry", retriable=True)
+        return UnreachableError(text, hint="its leader is moving to another broker: retry")
     if code in _NO_COORDINATOR:
-        return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
+        return UnreachableError(text, hint="it is moving to another broker: retry")
     if code == KafkaError.CONCURRENT_TRANSACTIONS:
-        return UnreachableError(text, hint="the last transaction is still being ended: retry", retriable=True)
+        return UnreachableError(text, hint="the last transaction is still being ended: retry")
     if code in MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
     few = code == KafkaError.INVALID_REPLICATION_FACTOR

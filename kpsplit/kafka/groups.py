@@ -24,7 +24,7 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
     UnreachableError,
-    behind_a_change,
+    after_a_change,
 )
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, answer_within
 from kpsplit.kafka.connection import Connection
@@ -171,7 +171,7 @@ def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: M
         raise _refused(what, error.kind, right="Describe") from None
     found = answers[group]
     if found["error"] is not None:
-        raise UnreachableError(f"could not {what}: {found['error']}", hint="retry", retriable=True)
+        raise UnreachableError(f"could not {what}: {found['error']}", hint="retry")
     return _told(found)
 
 
@@ -225,7 +225,7 @@ def _names_what_it_has(joined: Any) -> bool:
 
 
 def _places(told: Any, name: str) -> set[PhysicalPartition]:
-    """Return the partitions in what a member said or was told; none where it has none, or was not decoded."""
+    """Return the partitions in what a member said or got; none where it has none, or was not decoded."""
     listed = told.get(name) if isinstance(told, dict) else None
     return {PhysicalPartition(p["topic"], number) for p in listed or () for number in p["partitions"]}
 
@@ -303,7 +303,7 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
             return
         raise _not_deleted(what, error.kind) from None
     done = (errors.NoError, None)
-    with behind_a_change(done=any(kind in done for kind in answers.values())):
+    with after_a_change(done=any(kind in done for kind in answers.values())):
         for kind in answers.values():
             if kind not in (*done, errors.UnknownTopicOrPartitionError):
                 raise _not_deleted(what, kind)

@@ -207,7 +207,6 @@ def refuse_another_topic(connection: Connection, topic: str, topic_id: str) -> N
             f"the brokers do not agree which topic {topic} is: it may be the one that is enrolled "
             f"(broker {', '.join(map(str, other)) or 'unknown'})",
             hint="wait until all brokers are up, then retry",
-            retriable=True,
         )
 
 

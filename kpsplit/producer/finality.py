@@ -214,7 +214,7 @@ def by_end(
     for item in writer.pending:
         if item.offset < end:
             final.append(Final(item.record, writer.segment, item.offset))
-        # The application was told that its transaction is gone: sending its record again would bring it back.
+        # Its transaction was reported as gone: sending its record again would bring it back.
         elif abandoned(item.record.sequence):
             final.append(Final(item.record, writer.segment, None, failed=True))
         else:

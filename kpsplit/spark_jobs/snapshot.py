@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import KeyRange
@@ -82,12 +83,25 @@ class Snapshot:
         """Return the ends of a log; None: nothing of ours can be read of it."""
         return None if place in self.gone else self.bounds.get(place)
 
-    def groups(self) -> tuple[str, ...]:
-        """Return the groups that have range commits in force; one that was forgotten has none."""
+    @cached_property
+    def fold(self) -> CommitFold:
+        """All range commits as they are in force."""
         fold = CommitFold()
-        for logged in self.commits:
+        for logged in sorted(self.commits, key=lambda commit: commit.log_offset):
             logged.fold_into(fold)
-        return tuple(sorted({group for state in self.states for group in fold.groups(state.parent)}))
+        return fold
+
+    def committed(self, groups: Collection[str] | None = None) -> list[tuple[str, PartitionState]]:
+        """Return which of some groups (None: of all) have range commits in force, in which partition.
+
+        One whose commits were all withdrawn (``kpsplit forget``) has none, although the log may hold them.
+        """
+        found = [(group, state) for state in self.states for group in self.fold.groups(state.parent)]
+        found.sort(key=lambda one: (one[0], one[1].parent))
+        return [(group, state) for group, state in found if groups is None or group in groups]
+
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group for group, _ in self.committed()))
 
     def owners(self) -> dict[PhysicalPartition, int]:
         return {s.source: state.parent.partition for state in self.states for s in state.lineage}

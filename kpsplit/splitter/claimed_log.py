@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kpsplit.errors import FencedError, UnknownOutcomeError, UnreachableError, behind_a_change
+from kpsplit.errors import FencedError, UnknownOutcomeError, UnreachableError, after_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
@@ -166,7 +166,7 @@ def _marked(mark: Callable[[Deadline], int], deadline: Deadline) -> int:
         return mark(deadline)
     except UnknownOutcomeError as error:
         what = error.message.removesuffix(" (outcome unknown)")
-        raise UnreachableError(f"could not make a claim: {what}", retriable=True) from error
+        raise UnreachableError(f"could not make a claim: {what}") from error
 
 
 class ClaimedLog(FencedLog):
@@ -197,7 +197,7 @@ class ClaimedLog(FencedLog):
         """
         after = apply(before, event)
         offset = self._write(after, event, deadline)
-        with behind_a_change():
+        with after_a_change():
             self._read_back(offset + 1, event, deadline)
             seen = self._state()
         if seen != after:

@@ -123,7 +123,7 @@ class CommitFold:
     All groups write the log, so one record must not stop the readers of others: a key decides
     whose it is before its value is looked at. Garbage is counted and skipped. A commit of a newer version
     counts in the range of its key like any other, and nobody knows where that range stands: ``cursors`` has
-    None for it, and ``newer`` names it. Who would begin to read there asks ``newer`` first.
+    None for it, and ``newer`` names it. A reader that would begin there asks ``newer`` first.
 
     Args:
         group: keep the commits of this group only, and look no further into others'; None: of all.

@@ -176,7 +176,7 @@ def taken_over(state: PartitionState, attempt_id: str, before: PartitionState | 
 def had_successor(state: PartitionState, attempt_id: str) -> bool:
     """Return whether an operator that was fenced, and has rolled back what it could, had a successor.
 
-    Who finds its attempt committed and finished had one: it was fenced before it could finish.
+    An operator that finds its attempt committed and finished had one: it was fenced before it could finish.
     """
     finished = state.attempt is None and took_effect(state, attempt_id) is True
     return finished or taken_over(state, attempt_id, None)

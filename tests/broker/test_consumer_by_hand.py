@@ -95,6 +95,47 @@ def test_a_group_with_members_refuses_the_commits_of_a_consumer_that_was_assigne
         assert committed(by_hand, topic) == part.offset == 20
 
 
+def test_a_partition_by_hand_is_read_on_after_the_subscription_beside_which_its_topic_was_enrolled(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic, other = make_topic(), make_topic()
+    events: list[KafkaError] = []
+    with (
+        closing(Sender(bootstrap, topic)) as sender,
+        consumer(bootstrap, f"g-{topic}", enable_auto_commit=False) as member,
+    ):
+        member.subscribe([other])
+        wait_for(lambda: member.poll(0.1) is None and member.stats()["state"] == "stable", "the subscription")
+        member.incremental_assign([TopicPartition(topic, 0, 0)])
+        sender.send(10)
+        drain(member, 10)
+        operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
+
+        def held() -> bool:
+            message = member.poll(0.1)
+            if message is not None and (error := message.error()) is not None:
+                events.append(error)
+            return bool(events)
+
+        wait_for(held, "the event")
+        assert "call unsubscribe() to read on" in events[0].str()
+        member.commit(asynchronous=False)  # what was processed, in the way of before
+        sender.send(10)
+        assert member.poll(1.0) is None
+        member.unsubscribe()
+        drain(member, 10)
+
+        def commits() -> bool:
+            try:
+                return bool(member.commit(asynchronous=False))
+            except KafkaException as refused:  # the coordinator has the member until it has left
+                assert refused.args[0].code() == KafkaError.ILLEGAL_GENERATION
+                return False
+
+        wait_for(commits, "the end of the membership")
+        assert committed(member, topic) == 20
+
+
 def program(bootstrap: str, topic: str, store: Path, slots: int) -> str:
     """The program of the page, for a topic, a store and a number of slots; with few records in hand."""
     text = PAGE.read_text(encoding="utf-8")

@@ -143,6 +143,37 @@ def test_what_is_written_besides_stands_or_falls_with_the_commit(
         assert held(tail, "besides", parent) == [(WHOLE, {0: 3})]
 
 
+def test_a_writer_whose_id_is_taken_while_state_is_written_says_what_happened(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """Of a record the client library says only that its producer has failed for good."""
+    slots, parent, changelog = make_topic(2), PhysicalPartition(make_topic(), 0), make_topic()
+    connection, name = Connection({"bootstrap.servers": bootstrap}), f"taken-{parent.topic}"
+    partitions = offset_log_partitions(ClusterAdmin(connection))
+
+    def write(producer: Producer) -> None:
+        with closing(CommitWriter(connection, name, partitions)) as taker:
+            taker.open(Deadline(SECONDS))
+        deadline = Deadline(SECONDS)
+        while True:
+            producer.produce(changelog, b"state")
+            deadline.check("the client library to refuse a record")
+            deadline.pause(0.01)
+
+    with (
+        closing(CommitWriter(connection, name, partitions)) as taken,
+        member(bootstrap, slots, slots, "classic") as owner,
+        tailing(bootstrap, parent) as tail,
+    ):
+        await_owned([(owner, 2)])
+        who, commit = owner.metadata(), commit_of(slots, parent, {0: 1})
+        with pytest.raises(UnreachableError, match="the transaction was ended by the brokers"):
+            taken.commit([commit], [], {parent: 1}, who, Deadline(SECONDS), write)
+        assert held(tail, slots, parent) == []
+        taken.commit([commit], [], {parent: 1}, who, Deadline(SECONDS))
+        assert held(tail, slots, parent) == [(WHOLE, {0: 1})]
+
+
 def test_a_commit_that_would_not_be_fenced_is_refused(bootstrap: str, make_topic: MakeTopic) -> None:
     parent = PhysicalPartition(make_topic(), 0)
     with pytest.raises(InvariantError, match="not be fenced"):

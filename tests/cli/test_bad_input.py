@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import ProducerRegistration
+from tests.broker.consuming import wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -234,8 +235,10 @@ def test_setting_the_lease_again_says_what_it_is_now(inline, kpsplit) -> None:
     assert said == f"all topics exist already\nlease: {lease} ms, set now\n"
 
 
-def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(inline, new_topic, bootstrap) -> None:
-    """The first sub-topic is drained, the second one is not."""
+def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(
+    inline, kpsplit, new_topic, bootstrap, tmp_path
+) -> None:
+    """The first sub-topic is drained, the second is not: a wait for it ends when the group is moved on."""
     parent = f"{(topic := new_topic('kept'))}/0"
     group = "a-group-with-a-name-that-is-long-enough-to-be-cut-at-the-end-of-a-line"
     inline.ok("enroll", topic, "--slots", "2")
@@ -258,6 +261,24 @@ def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(inline, new
     assert ran.json["deleted"] == subtopics[:1]
     assert ran.json["kept"] == {subtopics[1]: f"group {group} has no commit in {place}"}
     assert any(line.startswith("! kept") and line.endswith(place) for line in ran.err.splitlines())
+    in_vain = inline("retire", parent, "--yes", "--wait", "200ms")
+    assert (in_vain.code, in_vain.out) == (3, "")
+    assert f"nothing was retired: {subtopics[1]}" in in_vain.error and place in in_vain.error
+    said = tmp_path / "said"
+    with (
+        said.open("wb") as err,
+        subprocess.Popen(
+            [*kpsplit.command, "retire", parent, "--yes", "--wait", "120s", "-o", "json"],
+            env=kpsplit.env,
+            stdout=subprocess.PIPE,
+            stderr=err,
+        ) as waits,
+    ):
+        wait_for(lambda: "! waiting for a group" in said.read_text(), "the wait to begin")
+        assert waits.poll() is None
+        inline.ok("seek", parent, "--group", group, "--to", "latest", "--yes")
+        assert json.loads(waits.communicate(timeout=120)[0])["deleted"] == subtopics[1:]
+    assert waits.returncode == 0
 
 
 def silent_producer(bootstrap: str, topic: str) -> None:

@@ -317,6 +317,15 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_done(
     assert "No such file or directory; choose another --html" in ran.error
 
 
+def test_a_demo_that_cannot_begin_says_so_in_one_object_if_asked_for_json(
+    offline: Kpsplit, tmp_path: Path
+) -> None:
+    given = ("-b", "127.0.0.1:1", "-o", "json")
+    ran = offline(*given, "demo", "--html", str(tmp_path / "page.html"))
+    assert (ran.code, ran.json["passed"]) == (3, False)
+    assert "the brokers cannot be reached" in ran.json["reason"]
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_is_taken_for_one_that_nobody_reads(offline: Kpsplit, closed: str) -> None:
     line = f"{sys.executable} -m kpsplit.admin_cli acls orders --for producer --principal User:a {closed}"

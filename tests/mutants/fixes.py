@@ -470,8 +470,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "delete a sub-topic without a record of it",
         "control.retirement",
-        "            if subtopic.state is not SubTopicState.RETIRED:\n                with behind",
-        "            if False:\n                with behind",
+        "            if subtopic.state is not SubTopicState.RETIRED:\n                with after",
+        "            if False:\n                with after",
         "unit/test_retirement.py",
     ),
     (
@@ -540,8 +540,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "say that nothing was changed where commits were withdrawn",
         "control.session",
-        "behind_a_change(done=first is not None and first(log.withdraw))",
-        "behind_a_change(done=first is not None and first(log.withdraw) and False)",
+        "after_a_change(done=first is not None and first(log.withdraw))",
+        "after_a_change(done=first is not None and first(log.withdraw) and False)",
         "unit/test_enrolment.py",
     ),
     (
@@ -665,10 +665,38 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "property/test_slots_change.py",
     ),
     (
+        "commit ranges of what is by hand beside a subscription",
+        "consumer.slots.initializer",
+        "if self._subscribed():",
+        "if False:",
+        "unit/test_consumer_withholding.py",
+    ),
+    (
+        "hand out a partition by hand whose topic is enrolled beside a subscription",
+        "consumer.slots.assigned_slots",
+        "return (assigned.by_hand and not self.must_be_held(assigned)) or",
+        "return assigned.by_hand or",
+        "unit/test_consumer_withholding.py",
+    ),
+    (
+        "say of a commit's producer only that it is over",
+        "kafka.commit_writer",
+        "            if failed_for_good(exception):\n",
+        "            if False:\n",
+        "unit/test_commit_writer.py",
+    ),
+    (
+        "end a watch at the first error",
+        "admin_cli.commands.status",
+        "            if not error.retriable:\n",
+        "            if True:\n",
+        "unit/test_cli_render.py",
+    ),
+    (
         "begin a slot by an old view",
         "consumer.slots.assigned_slots",
-        "return assigned.by_hand or (self.metadata.fresh() and same)",
-        "return assigned.by_hand or same",
+        "not self.must_be_held(assigned)) or (self.metadata.fresh() and same)",
+        "not self.must_be_held(assigned)) or same",
         "property/test_slots_change.py",
     ),
     (
@@ -1419,9 +1447,9 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "miss the commits of a group that was forgotten",
-        "spark_jobs.verification.commit_checks",
-        "for parent in states for group in fold.groups(parent))",
-        "for parent in states for group in {x.group for _, x, _ in commits})",
+        "spark_jobs.snapshot",
+        "for group in self.fold.groups(state.parent)]",
+        "for group in {commit.group for commit in self.commits}]",
         "unit/test_verify_since.py::test_a_group_that_was_forgotten_is_not_missed",
     ),
     (

@@ -13,7 +13,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.commands.read import record_json, record_line, tally_lines
+from kpsplit.admin_cli.commands.status import Found, StatusWatch
+from kpsplit.admin_cli.options import Given
 from kpsplit.admin_cli.render.console import RangeTable, StepProgress, step_line
 from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
 from kpsplit.admin_cli.render.status import (
@@ -37,7 +40,7 @@ from kpsplit.control.status import (
     Report,
     SegmentLeft,
 )
-from kpsplit.errors import AuthorizationError
+from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
 from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE, Sizing, assess
@@ -363,3 +366,29 @@ def test_a_plan_without_records_to_go_by_says_so_also_in_brief() -> None:
 def even_sizing(samples: int) -> Sizing:
     """Return the sizing of two even ranges, after so many samples of one key."""
     return assess([(7, 1)] * samples, WHOLE.split_evenly(2))
+
+
+def test_a_watch_keeps_what_it_saw_last_until_an_error_that_does_not_pass_by_itself() -> None:
+    answers: list[Found | KpsplitError] = [
+        ([], None),
+        UnreachableError("no broker of b:1 answered, password hunter22"),
+        ([], None),
+        AuthorizationError("could not look"),
+    ]
+
+    def look() -> Found:
+        match answers.pop(0):
+            case KpsplitError() as error:
+                raise error
+            case found:
+                return found
+
+    watch = StatusWatch(Call(Given(properties={"sasl.password": "hunter22"})), look)
+    assert watch.look() and not watch.trouble
+    assert not watch.look() and watch.found == ([], None)
+    shown = drawn(lambda console: console.print(watch), 200)
+    assert "no broker of b:1 answered, password [redacted]; check the brokers" in shown
+    assert "nothing new for" in shown
+    assert watch.look() and not watch.trouble
+    with pytest.raises(AuthorizationError):
+        watch.look()

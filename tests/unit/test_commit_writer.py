@@ -155,6 +155,24 @@ def test_a_producer_whose_epoch_is_over_says_nothing_of_the_group(call: str, cod
     assert kafka_error(error).code() != KafkaError.ILLEGAL_GENERATION
 
 
+def masked() -> None:
+    """Raise what the library makes of a fatal error where a flush goes on to delivery reports."""
+    fatal = KafkaException(KafkaError(KafkaError._FENCED, "planted", fatal=True))
+    raise SystemError("<function report> returned a result with an exception set") from fatal
+
+
+@pytest.mark.parametrize("fail", [failing(KafkaError._FATAL), masked], ids=["produce", "flush"])
+@pytest.mark.parametrize("undo", [failing(KafkaError._FENCED, fatal=True), masked], ids=["plain", "masked"])
+def test_a_producer_that_ends_while_something_is_written_says_why(
+    fail: Callable[[], None], undo: Callable[[], None]
+) -> None:
+    scene = Scene(flush=fail, abort_transaction=undo)
+    with pytest.raises(UnreachableError, match="the transaction was ended by the brokers"):
+        scene.commit()
+    scene.commit()
+    assert scene.abandoned == scene.made[:1], "its producer is no use any more"
+
+
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._FENCED])
 def test_a_commit_that_took_too_long_says_so_and_what_makes_it_shorter(code: int) -> None:
     """librdkafka ends the wait for an acknowledgement after the time that a transaction may take."""

@@ -482,6 +482,31 @@ def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: Wo
     assert world.group_offsets.commits == [{WHOLE: 3}]
 
 
+def test_a_partition_by_hand_whose_topic_is_enrolled_beside_a_subscription_waits_for_its_end(
+    world: World,
+) -> None:
+    """Its range commits would be refused: they are no member's, and the group has one."""
+    beside = PhysicalPartition("beside", 0)
+    world.subscribe()
+    world.coordinator.give(0)
+    world.engine.ask(lambda: world.calls.assign({beside: at(WHOLE, 5)}, more=True)).result(10)
+
+    def found() -> list[tuple[SlotStage, Mode]]:
+        return [(one.stage, one.mode) for one in world.slots.of(beside)]
+
+    world.polls(lambda: found() == [(SlotStage.READING, Mode.PLAIN)], "the partition by hand")
+    enrolment = Enrolment("beside", "id", Partitioner.CONSISTENT_RANDOM, True, SLOTS)
+    world.metadata.view.enrolments["beside"] = enrolment
+    world.metadata.position += 1
+    came = world.polls(lambda: found() == [(SlotStage.HELD, Mode.PLAIN)], "the enrolment")
+    (event,) = came or world.take(1)
+    assert (event.topic(), event.partition()) == ("beside", 0)
+    assert "call unsubscribe() to read on" in event.error().str()
+    world.engine.ask(world.engine.subscribing.leave).result(10)
+    more = world.polls(lambda: found() == [(SlotStage.READING, Mode.WHOLE)], "the end of the subscription")
+    assert not more
+
+
 def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world: World) -> None:
     tokens: list[PhysicalPartition] = []
     real = world.group_offsets.commit

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kpsplit.consumer.events import Events
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.initializer import EnrolmentGuard
@@ -26,6 +27,7 @@ class Scene:
     def __init__(self) -> None:
         self.working, self.fresh, self.taken, self.mode = False, True, 0, Mode.PLAIN
         self.known, self.begins, self.place = True, True, PARENT
+        self.subscribed, self.events = False, Events(lambda: None)
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.HELD)
         state = PartitionState.unsplit(PARENT, "id")
         metadata: Any = SimpleNamespace(
@@ -44,7 +46,7 @@ class Scene:
         self.slots = AssignedSlots(metadata, self.reader, sink, StateBinding())
         self.slots.add([self.assigned])
         committer: Any = SimpleNamespace(settings=SimpleNamespace(auto_commit=False))
-        self.enrolment_guard = EnrolmentGuard(self.slots, committer)
+        self.enrolment_guard = EnrolmentGuard(self.slots, committer, self.events, lambda: self.subscribed)
 
     def _cursor(self, _: object) -> list[Cursor]:
         assert self.known, "the sink has forgotten it"
@@ -95,6 +97,18 @@ def test_only_what_was_assigned_by_hand_begins_by_an_old_view(
     assert scene.slots.may_begin(scene.assigned) is begins
     scene.fresh = True
     assert scene.slots.may_begin(scene.assigned)
+
+
+def test_a_partition_by_hand_is_held_once_when_its_topic_is_enrolled_beside_a_subscription() -> None:
+    scene = Scene()
+    scene.subscribed, scene.assigned.by_hand, scene.assigned.stage = True, True, SlotStage.READING
+    for scene.mode in (Mode.PLAIN, Mode.MOVING, Mode.SLOTS, Mode.SLOTS):
+        scene.enrolment_guard.turn()
+    assert (scene.assigned.stage, scene.slots.withheld) == (SlotStage.HELD, 1)
+    assert [scene.events.error() is None for _ in range(2)] == [False, True]
+    scene.subscribed = False
+    scene.enrolment_guard.turn()
+    assert (scene.assigned.stage, scene.assigned.mode) == (SlotStage.READING, Mode.WHOLE)
 
 
 @pytest.mark.parametrize(("begins", "place"), [(False, PARENT), (True, PhysicalPartition("newer", 0))])

@@ -37,6 +37,7 @@ from kpsplit.demo.result import (
     failed_line,
     last_line,
     phantom_starts,
+    result_json,
 )
 from kpsplit.demo.scenario import PLAIN_WRITER
 from kpsplit.demo.timeline import (
@@ -119,6 +120,15 @@ def test_the_last_line_of_a_demo_that_went_well() -> None:
         "PASS sent=5 delivered=5 lost=0 duplicated=0 out_of_order=0 strays=0 "
         "pause_p50_ms=40 pause_p99_ms=50 pause_max_ms=50"
     )
+
+
+def test_the_result_for_programs_has_the_figures_and_every_answer() -> None:
+    result = judged(replace(a_result(), starts=(PhantomStart(2, "orders.split-3-1/0", 999, 1000, 1000),)))
+    data = result_json(result)
+    answers = {verdict["question"]: verdict["ok"] for verdict in data.pop("verdicts")}
+    assert [question for question, ok in answers.items() if not ok] == ["logical offsets"]
+    assert len(answers) == len(QUESTIONS) and data.pop("passed") is False
+    assert " ".join(f"{name}={number}" for name, number in data.items()) in last_line(result)
 
 
 def failed(result: DemoResult) -> str:

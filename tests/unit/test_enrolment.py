@@ -24,7 +24,7 @@ from kpsplit.errors import (
     KpsplitError,
     UnreachableError,
     UsageError,
-    behind_a_change,
+    after_a_change,
 )
 from kpsplit.kafka import groups as groups_module
 from kpsplit.kafka import kafka_python
@@ -96,7 +96,7 @@ class World:
         self._refuse_fenced()
         self.written.append(enrolment)
         self.tail.view.enrolments["orders"] = enrolment
-        with behind_a_change(hint):
+        with after_a_change(hint):
             self.tail.read_to({}, deadline)
 
     def withdraw(self, commits: Sequence[tuple[int, bytes]], _deadline: Any) -> None:

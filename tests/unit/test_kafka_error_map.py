@@ -88,6 +88,14 @@ def test_a_write_whose_broker_went_away_may_have_taken_effect(code: int) -> None
     assert isinstance(written, UnknownOutcomeError) and written.changed is None
     asked = translate(KafkaError(code), "describe topic orders")
     assert isinstance(asked, UnreachableError) and asked.changed is False
+    assert written.retriable and asked.retriable, "a broker that restarts is back without anybody's help"
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION, KafkaError._UNKNOWN_TOPIC]
+)
+def test_what_somebody_has_to_mend_does_not_pass_by_itself(code: int) -> None:
+    assert not translate(KafkaError(code), "describe topic orders").retriable
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: J
     return [
         *commits_within_data(snapshot, commits),
         *commits_move_forward(commits),
-        *commits_leave_no_gap(commits),
-        *commits_reach_the_end(snapshot, commits),
+        *commits_leave_no_gap(snapshot, groups),
+        *commits_reach_the_end(snapshot, groups),
     ]
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kpsplit.admin_cli.options import CONNECTION_OPTIONS, Given, given_in
+from kpsplit.admin_cli.call import print_json
+from kpsplit.admin_cli.options import CONNECTION_OPTIONS, JSON, OUTPUT_OPTION, Given, given_in
 from kpsplit.admin_cli.settings import properties_of, redactor_for
 from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
 from kpsplit.files import check_writable, write_whole
@@ -20,6 +21,7 @@ from kpsplit.files import check_writable, write_whole
 if TYPE_CHECKING:
     from kpsplit.demo.display import Display
     from kpsplit.demo.records import Line
+    from kpsplit.demo.result import DemoResult
     from kpsplit.demo.scenario import Options
     from kpsplit.demo.setup import Connections
 
@@ -30,7 +32,7 @@ DEFAULT_EXPRESSION = r"^(\S+)"
 SEEDS = 1_000_000
 
 
-@click.command("demo", params=list(CONNECTION_OPTIONS))
+@click.command("demo", params=[*CONNECTION_OPTIONS, OUTPUT_OPTION])
 @click.option(
     "--role-config",
     "role_configs",
@@ -98,7 +100,8 @@ def command(
     hottest partition is split into four ranges, and its hottest range into two. Then all ranges are merged
     back. One producer is suspended during the first split. Of the group that reads, one member is killed and
     one is suspended. At the end every record is read back and checked, and the sub-topics are deleted. The
-    last line on stdout begins with PASS, or with FAIL (exit code 3).
+    last line on stdout begins with PASS, or with FAIL (exit code 3). With -o json stdout has one object:
+    "passed", with the figures and the answers, or with the reason why the demo did not come to its end.
 
     With -b the demo creates its topic on that cluster. Otherwise it starts an embedded cluster, even if the
     environment names brokers.
@@ -202,36 +205,51 @@ def _run(
     lines: list[Line] | None,
 ) -> bool:
     """Run the demo, print its result, write the page; return whether it passed."""
-    from confluent_kafka import KafkaException
-
     from kpsplit.demo.display import open_display
-    from kpsplit.demo.page import page, write_summary
-    from kpsplit.demo.result import failed_line, last_line
+    from kpsplit.demo.result import failed_line
     from kpsplit.demo.setup import run_demo
-    from kpsplit.demo.verification import QUESTION, report_path
-    from kpsplit.kafka.error_map import error_of, translate
+
+    given = given_in(ctx)
+    as_json = given.output == JSON
 
     def failed(reason: str) -> bool:
-        click.echo(failed_line(redactor_for(given_in(ctx))(reason)))
+        reason = redactor_for(given)(reason)
+        if as_json:
+            print_json({"passed": False, "reason": reason})
+        else:
+            click.echo(failed_line(reason))
         return False
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
     try:
         with open_display() as display, open_connections(cluster, roles, display) as connections:
             result = run_demo(connections, options, lines, display)
+        _show(result, options.html, as_json)
     except UsageError:
         raise
     except KpsplitError as error:
         return failed(str(error))
-    except KafkaException as exception:
-        return failed(str(translate(error_of(exception), "run the demo")))
-    write_summary(result, sys.stdout)
-    try:
-        write_whole(options.html, page(result).encode())
-    except OSError as error:
-        return failed(f"cannot write {options.html}: {error.strerror}")
-    click.echo(f"page: {options.html.resolve()}")
-    if any(verdict.question == QUESTION for verdict in result.verdicts):
-        click.echo(f"verification report: {report_path(options.html).resolve()}")
-    click.echo(last_line(result))
     return result.passed
+
+
+def _show(result: DemoResult, html: Path, as_json: bool) -> None:
+    """Print the result and write the page. Raises KpsplitError: the page cannot be written."""
+    from kpsplit.demo.page import page, write_summary
+    from kpsplit.demo.result import last_line, result_json
+    from kpsplit.demo.verification import QUESTION, report_path
+
+    if not as_json:
+        write_summary(result, sys.stdout)
+    try:
+        write_whole(html, page(result).encode())
+    except OSError as error:
+        raise KpsplitError(f"cannot write {html}: {error.strerror}") from error
+    pages = {"page": str(html.resolve())}
+    if any(verdict.question == QUESTION for verdict in result.verdicts):
+        pages["verification report"] = str(report_path(html).resolve())
+    if as_json:
+        print_json(result_json(result) | {name.replace(" ", "_"): file for name, file in pages.items()})
+        return
+    for name, file in pages.items():
+        click.echo(f"{name}: {file}")
+    click.echo(last_line(result))

@@ -9,7 +9,7 @@ import click
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, TOPIC, yes_option
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import behind_a_change, many
+from kpsplit.errors import after_a_change, many
 
 if TYPE_CHECKING:
     from kpsplit.control.seeking import Forgettable
@@ -44,7 +44,7 @@ def command(call: Call, topic: str, group: str | None, expired: bool, dry_run: b
             names = f"group {one_line(group)}" if group is not None else many(len(found), "group")
             call.confirm(f"Forget {names} on {topic}?", yes)
             for number, one in enumerate(found):
-                with behind_a_change(done=number > 0):
+                with after_a_change(done=number > 0):
                     operations.forget_group(one)
     what = "would be removed" if dry_run else "are removed"
     lines = [_told(one, what) for one in found] or [f"there is nothing of an expired group on {topic}"]

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.failures import line_of
 from kpsplit.admin_cli.options import DURATION, TOPIC_OR_PARTITION
-from kpsplit.errors import KpsplitError
+from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.clock import monotonic
+from kpsplit.errors import KpsplitError, duration
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from kpsplit.admin import Admin
     from kpsplit.admin_cli.render.status import Drains
     from kpsplit.control.status import PartitionStatus
@@ -24,7 +29,7 @@ Look = Callable[[], Found]
 
 @click.command("status", cls=VerbCommand)
 @click.argument("subject", type=TOPIC_OR_PARTITION, metavar="[TOPIC[/P]]", required=False)
-@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C, also while brokers are away.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True, help="How often --watch repeats.")
 def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, interval: float) -> None:
     """Show phases, ranges, log ends and writers.
@@ -66,17 +71,62 @@ def _show(call: Call, statuses: list[PartitionStatus], drains: Drains | None) ->
     call.show(data, lambda console: console.print(draw_statuses(statuses, drains)))
 
 
+class StatusWatch:
+    """What was found last, and since when it cannot be looked at again, if so. Rich draws it."""
+
+    def __init__(self, call: Call, look: Look) -> None:
+        self._look = look
+        self._redact = redactor_for(call.given)
+        self._seen = monotonic()
+        self.found: Found | None = None
+        self.trouble = ""
+
+    def look(self) -> bool:
+        """Look again; return whether there was an answer.
+
+        Raises:
+            KpsplitError: one that does not pass by itself.
+        """
+        try:
+            self.found = self._look()
+        except KpsplitError as error:
+            if not error.retriable:
+                raise
+            self.trouble = self._redact(line_of(error, "status"))
+            return False
+        self.trouble, self._seen = "", monotonic()
+        return True
+
+    @property
+    def warning(self) -> str:
+        return f"{self.trouble}; nothing new for {duration(monotonic() - self._seen)}, trying again"
+
+    def __rich__(self) -> RenderableType:
+        """Draw it."""
+        from rich.console import Group
+
+        from kpsplit.admin_cli.render.status import draw_statuses
+
+        found = () if self.found is None else (draw_statuses(*self.found),)
+        # Above what may be longer than the terminal is high.
+        return Group(self.warning, *found) if self.trouble else Group(*found)
+
+
 def _watch(call: Call, look: Look, interval: float) -> None:
     from rich.live import Live
 
     from kpsplit.admin_cli.render.console import stdout
-    from kpsplit.admin_cli.render.status import draw_statuses
 
-    console = stdout()
+    console, watch = stdout(), StatusWatch(call, look)
     while call.as_json or not console.is_terminal:
-        _show(call, *look())
+        before = watch.trouble
+        if watch.look() and watch.found is not None:
+            _show(call, *watch.found)
+        elif watch.trouble != before:
+            call.say(watch.warning)
         time.sleep(interval)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    with Live(watch, console=console) as live:  # refreshes by itself: an error grows older
         while True:
-            live.update(draw_statuses(*look()), refresh=True)
+            watch.look()
+            live.refresh()
             time.sleep(interval)

@@ -13,7 +13,7 @@ from kpsplit.admin_cli.failures import Interrupted, is_interrupt
 from kpsplit.admin_cli.operating import explained_interrupt
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import CheckFailedError, KpsplitError, behind_a_change
+from kpsplit.errors import CheckFailedError, KpsplitError, after_a_change
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,10 +79,10 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
             StepProgress(stderr(), "looking at partitions and groups") as progress,
         ):
             for parent in parents if merge else ():
-                with behind_a_change(done=bool(merged)):
+                with after_a_change(done=bool(merged)):
                     _merge_and_retire(call, operations, parent, progress, wait)
                 merged.append(parent)
-            with behind_a_change(done=bool(merged)):
+            with after_a_change(done=bool(merged)):
                 enrolment = operations.unenrol(topic, progress, wait_seconds=wait)
     data = {"topic": topic, "left": enrolment.left, "generation": enrolment.generation}
     call.show(data, lambda console: console.print(f"{topic} is back with plain clients"))
@@ -153,7 +153,7 @@ def _merge_and_retire(
                 f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
             )
             raise
-    with behind_a_change(done=not merged):
+    with after_a_change(done=not merged):
         operations.retire(parent, observer=observer, wait_seconds=wait)
 
 

@@ -71,6 +71,7 @@ Pieces = list[tuple[KeyRange, Cursor | None]]
 """What tiles a range, each piece with its cursor; None: the group has no commit of it."""
 
 Starts = dict[PhysicalPartition, Cursor | StartError]
+Failed = dict[PhysicalPartition, KpsplitError]
 Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
 
 
@@ -118,7 +119,7 @@ class GroupOffsets:
             for w, pieces in read
         ]
 
-    def _not_read(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+    def _not_read(self, parents: Collection[PhysicalPartition]) -> Failed:
         """Read what groups have committed of enrolled partitions; return those of which it is not known."""
         if not parents:
             return {}
@@ -128,9 +129,7 @@ class GroupOffsets:
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
 
-    def _worked_on(
-        self, wanted: Collection[StartRequest], me: str | None
-    ) -> dict[PhysicalPartition, KpsplitError]:
+    def _worked_on(self, wanted: Collection[StartRequest], me: str | None) -> Failed:
         """Return the partitions that some member may still read, or work on, by a predecessor of a slot.
 
         A member that owns one releases it when the record in hand is processed. Until then the coordinator
@@ -158,7 +157,7 @@ class GroupOffsets:
         """Return whether a part was committed; the whole may be by one that reads on by an old view."""
         return any(key.range != WHOLE for key in self._open().fold.keys(self._group_id, lineage.parent))
 
-    def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+    def _read_log(self, parents: Collection[PhysicalPartition]) -> Failed:
         """Read the offset log about some partitions; return those of which it was not read to its end."""
         tail = self._open()
         places = {parent: offsets_partition(parent, self._partitions) for parent in parents}
@@ -223,7 +222,7 @@ class GroupOffsets:
         lineages = [w.lineage for w in wanted]
         if where == "error":
             return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
-        failed: dict[PhysicalPartition, KpsplitError] = {}
+        failed: Failed = {}
         if where == "latest":
             asked = {s.source for lineage in lineages for s in lineage if s.is_open}
             ends = self.admin.end_offsets(asked, failed=failed)
@@ -236,11 +235,9 @@ class GroupOffsets:
         without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
         return {**found, **without}
 
-    def _uncertain(
-        self, wanted: Iterable[StartRequest], known: Collection[PhysicalPartition]
-    ) -> dict[PhysicalPartition, KpsplitError]:
+    def _uncertain(self, wanted: Iterable[StartRequest], known: Collection[PhysicalPartition]) -> Failed:
         """Return the logs of ended segments that one broker does not know, and that may be there still."""
-        failed: dict[PhysicalPartition, KpsplitError] = {}
+        failed: Failed = {}
         for w in wanted:
             for source in {s.source for s in w.lineage if s.end is not None}:
                 topic = source.topic
@@ -273,7 +270,7 @@ class GroupOffsets:
     ) -> None:
         """Commit what was processed of enrolled partitions, all in one transaction, with its payload.
 
-        ``metadata``: who commits; None for what was assigned by hand.
+        ``metadata``: of the member that commits; None for what was assigned by hand.
 
         Raises:
             FencedError: the slots are another member's, or the group has members and this is none of them.

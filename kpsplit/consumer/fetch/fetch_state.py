@@ -11,7 +11,7 @@ A fetch is not read, and waits at its place, while
 * it waits for a look-up: a record can only be judged by a view that was read to an end asked for after the
   record had arrived, or by the outcome of an operation under way; or reading begins inside an open segment,
   at a place that was not reached by reading, and it must be known first on which side of a marker that is;
-* the log has lost what comes next, and the policy is to stop, or the application was not told of it yet
+* the log has lost what comes next, and the policy is to stop, or the application does not know of it yet
   (``GapNotices``); or the application paused the partition.
 
 Whoever reads asks for ``wanted`` and gives all that it read to ``take`` and ``at_end``.
@@ -266,7 +266,7 @@ class FetchState:
         return []
 
     def told(self, gap: Gap) -> list[Batch]:
-        """The application was told of a gap that was reported: go on after it if reading waits there."""
+        """The report of a gap has reached the application: go on after it if reading waits there."""
         self._settle()
         self._notices.told(gap)
         fetch, waiting = self._fetches.get(gap.source), self._untold.get(gap.source)
@@ -276,7 +276,7 @@ class FetchState:
         self.changed = True
         if fetch is None or not fetch.stands_at(waiting) or not self._reads(gap.source, fetch):
             return []  # whoever reads there later meets the gap again, and goes on at once
-        end = fetch.segment.end  # it may have become known while the gap was told
+        end = fetch.segment.end  # it may have become known while the gap was reported
         return self._jumped(fetch, waiting.end if end is None else min(waiting.end, end))
 
     def stop(self, source: PhysicalPartition, error: KpsplitError) -> None:
@@ -364,7 +364,7 @@ class FetchState:
         return [batch]
 
     def _at_gap(self, fetch: SegmentFetch, gap: Gap) -> list[Batch]:
-        """Go on after a gap, or wait until the application was told of it."""
+        """Go on after a gap, or wait until the application knows of it."""
         if self._notices.knows(gap):
             return self._jumped(fetch, gap.end)
         self._untold[gap.source] = gap

@@ -18,7 +18,7 @@ class GapPolicy(StrEnum):
     ERROR = "error"
     """The slot stops and ``poll()`` returns an error, until the application seeks."""
     SKIP_AND_REPORT = "skip-and-report"
-    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on after it."""
+    """It is counted, logged, reported to ``error_cb``; when that has returned, reading goes on after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LogBounds:
         return mine is not None and leader_epoch is not None and mine < leader_epoch
 
 
-_HINT = "seek behind it, or set kpsplit.gap.policy=skip-and-report"
+_HINT = "seek past it, or set kpsplit.gap.policy=skip-and-report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ _Kind = tuple[int, GapReason]
 
 
 class GapNotices:
-    """Which gaps of one logical partition the application was told of. Pure.
+    """Which gaps of one logical partition the application knows of. Pure.
 
-    Reading goes on after a gap only when the application was told of all of it: what lies there could be
-    committed, and a member that is killed then would leave a gap that nobody was ever told of. A gap that
-    nobody was told of stays before the committed position, so that the next owner finds it by itself.
+    Reading goes on after a gap only when the application knows of all of it: what lies there could be
+    committed, and a member that is killed then would leave a gap that nobody ever learns of. A gap that
+    was not reported stays before the committed position, so that the next owner finds it by itself.
 
-    A slot that came later may have stood further back in the same gap: what it missed besides is told as
-    well.
+    A slot that came later may have stood further back in the same gap: what it missed besides is reported
+    as well.
 
     Not thread safe.
     """
@@ -145,11 +145,11 @@ class GapNotices:
         self._given[_kind(gap)].add(gap.start, gap.end)
 
     def told(self, gap: Gap) -> None:
-        """The application was told of a gap."""
+        """The report of a gap has reached the application."""
         self._told[_kind(gap)].add(gap.start, gap.end)
 
     def knows(self, gap: Gap) -> bool:
-        """Return whether the application was told of all of a gap."""
+        """Return whether the application knows of all of a gap."""
         return self._told[_kind(gap)].cover(gap.start, gap.end)
 
 

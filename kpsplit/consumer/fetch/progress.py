@@ -84,7 +84,7 @@ class HandoutProgress:
         self.processed = 0
         """The mark before which everything is processed."""
         self.handed_out = 0
-        """The mark before which everything was handed out, as far as ``advance`` was told."""
+        """The mark before which everything was handed out, as far as ``advance`` was called."""
 
     @property
     def waiting_bytes(self) -> int:

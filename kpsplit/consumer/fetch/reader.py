@@ -131,7 +131,7 @@ class SlotReader:
         self._partitions[slot.parent].own(slot, cursor)
 
     def told(self, parent: PhysicalPartition, gap: Gap) -> list[Batch]:
-        """The application was told of a gap of a logical partition: go on after it. Returns as ``step``."""
+        """The report of a gap has reached the application: go on after it. Returns as ``step``."""
         return self._partitions[parent].told(gap)
 
     def disown(self, slots: Iterable[OwnedSlot]) -> None:

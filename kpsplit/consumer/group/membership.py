@@ -410,6 +410,9 @@ class Subscribing:
         if self.wanted is None:
             self.leave()
 
+    def is_wanted(self) -> bool:
+        return self.wanted is not None
+
     def leave(self) -> None:
         """Leave the group: a revocation of everything follows."""
         self.wanted = None
@@ -456,8 +459,8 @@ class Subscribing:
     def _may_change(self, wanted: frozenset[str]) -> bool:
         """Return whether the group's topics may be changed to these now; slots are read on until then.
 
-        Where brokers keep the client from knowing them (a right is missing) the group is left: who joins anew
-        hears what is wrong.
+        Where brokers keep the client from knowing them (a right is missing) the group is left: a client that
+        joins anew hears what is wrong.
         """
         if not self._membership.topics:
             return self._membership.out(by_hand=False)

@@ -67,8 +67,8 @@ class OwnershipCheck:
     when it has not answered for as long as the least session, that is a doubt as well. So is an answer that
     names another member for a slot, or this one for none though no rebalance goes on.
 
-    A member that is inside a hand-over does not poll the group, so it is not told that it was expelled. But
-    its commits are refused then, or its client has no member id any more: that is a doubt as a gap is.
+    A member that is inside a hand-over does not poll the group, so it does not learn that it was expelled.
+    But its commits are refused then, or its client has no member id any more: that is a doubt as a gap is.
 
     =====================================  =================================================================
     the coordinator, asked after that      what follows

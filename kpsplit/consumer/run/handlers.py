@@ -204,7 +204,7 @@ def outputs_of(returned: Any) -> tuple[Output, ...]:
 
 
 def checked(output: Output) -> Output:
-    """Return an output that a producer takes, as far as can be told before; told later, a commit fails of it.
+    """Return an output that a producer takes, as far as can be seen before; seen later, a commit fails of it.
 
     Raises:
         OutputError: it does not. The message names the field, never its content.
@@ -361,7 +361,7 @@ def serve(pipe: Connection, packed_handler: bytes, transactional: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         handler = pickle.loads(packed_handler)
-    except BaseException as error:  # noqa: BLE001 - told by run()
+    except BaseException as error:  # noqa: BLE001 - raised by run()
         pipe.send(f"{type(error).__name__}: {error}")
         return
     call = synchronous(handler, transactional=transactional)

@@ -307,7 +307,7 @@ class LaneScheduler:
         return None
 
     def next_oldest(self) -> Lane | None:
-        """Give out a lane that no other of its logical partition is behind; None if none can be worked on."""
+        """Give out the oldest lane of a logical partition; None if none can be worked on."""
         waiting = [lane for lane in self.lanes() if lane.queue and lane.slot_queue.open]
         waiting.sort(key=lambda lane: lane.queue[0].number, reverse=True)
         oldest = {lane.slot_queue.slot.parent: lane for lane in waiting}

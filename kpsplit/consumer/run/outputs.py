@@ -84,7 +84,7 @@ class DeadLetters:
     def close(self, seconds: float) -> None:
         """Wait so long for letters that are under way; the others are given up.
 
-        Whoever waits for one of those is told that it failed, so its record does not count as processed.
+        Those are reported as failed, so their records do not count as processed.
         """
         if self._producer is None:
             return

@@ -181,7 +181,7 @@ class _Run:
                     self._buffer.wait(None)
         except KeyboardInterrupt:
             self._work_queue.end()
-        except Exception as error:  # noqa: BLE001 - a callback's, or the engine's: told by run()
+        except Exception as error:  # noqa: BLE001 - a callback's, or the engine's: raised by run()
             self._work_queue.end(error)
 
     def _note(self, error: KafkaError) -> None:
@@ -238,7 +238,7 @@ class _Run:
     def _run_callbacks(self, engine: Engine) -> None:
         try:
             engine.events.serve()
-        except Exception as error:  # noqa: BLE001 - a callback's: told by run() when everything is committed
+        except Exception as error:  # noqa: BLE001 - a callback's: raised by run() when everything is committed
             self._work_queue.end(error)
 
     @contextmanager

@@ -220,7 +220,7 @@ class WorkQueue:
         """
         try:
             step, memory = self._judge.failed(error, lane.memory)
-        except Exception as broken:  # noqa: BLE001 - a strategy of the application's: told by run()
+        except Exception as broken:  # noqa: BLE001 - a strategy of the application's: raised by run()
             step, memory, error = Stop(), None, broken
         with self.lock:
             self._stats.failures += 1

@@ -417,7 +417,7 @@ class CoroutineWorkers:
                 lane = work_queue.take()
             if lane is not None:
                 return lane
-            # Nothing is missed: who makes a lane ready now wakes through the loop, so after this line.
+            # Nothing is missed: what makes a lane ready now wakes through the loop, so after this line.
             turn = self._loop.create_future()
             self._idle.append(turn)
             await turn

@@ -258,7 +258,7 @@ class AssignedSlots:
 
         Not where the view is only old: nobody begins a range of the partition while this member has it.
         """
-        if assigned.mode is Mode.SLOTS or assigned.by_hand:
+        if assigned.mode is Mode.SLOTS or (assigned.by_hand and not assigned.mode.plain):
             return False
         return self.metadata.subscribed(assigned.parent.topic).mode is not assigned.mode
 
@@ -269,7 +269,7 @@ class AssignedSlots:
         """
         now = self.metadata.subscribed(assigned.parent.topic)
         same = now.begins and (now.mode, now.group_topic) == (assigned.mode, assigned.place.topic)
-        return assigned.by_hand or (self.metadata.fresh() and same)
+        return (assigned.by_hand and not self.must_be_held(assigned)) or (self.metadata.fresh() and same)
 
     def begin(self, assigned: AssignedSlot) -> None:
         """Read a slot from its start, if it may be handed out still: restoring its state may take long."""

@@ -9,7 +9,7 @@ the number of slots changes, its owner waits in the same way until no member has
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException
@@ -32,7 +32,7 @@ from kpsplit.consumer.slots.assigned import (
     from_plain,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
-from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import Cursor
@@ -40,7 +40,10 @@ from kpsplit.splitter.reading import Cursor
 log = logging.getLogger(__name__)
 
 REST_SECONDS = 0.25
-_PASSING = (UnreachableError, DeadlineExceededError)
+_BESIDE = (
+    "{} was assigned by hand, and its topic is enrolled now: nothing more of it is handed out while this "
+    "consumer is subscribed; call unsubscribe() to read on, or read it with another consumer and group.id"
+)
 
 
 class SlotInitializer:
@@ -156,10 +159,11 @@ class SlotInitializer:
             assigned.stage = SlotStage.WANTED
         if isinstance(error, DeadlineExceededError) and monotonic() < self._undecided_until:
             return
-        if self._events.notice(error if isinstance(error, KpsplitError) else KpsplitError(str(error))):
+        known = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
+        if self._events.notice(known):
             log.warning("kpsplit: slots cannot be started: %s", error)
             # What passes by itself is for error_cb, as with the original; the rest is an event of poll().
-            report = self._events.warn if isinstance(error, _PASSING) else self._events.tell
+            report = self._events.warn if known.retriable else self._events.tell
             report(kafka_error(error))
 
     def _announce(self) -> None:
@@ -215,19 +219,27 @@ class EnrolmentGuard:
     """Moves slots between READING and HELD, as enrolments of their topics allow.
 
     What was assigned by hand is shared with nobody: it is read on, and its ranges are committed from then on.
+    Not beside a subscription: the group has a member then, and refuses range commits of what is nobody's.
     Partitions of a topic that returns to plain clients come to one place, also where the application commits
     by itself and has nothing to commit.
     """
 
-    def __init__(self, slots: AssignedSlots, committer: Committer) -> None:
+    def __init__(
+        self, slots: AssignedSlots, committer: Committer, events: Events, subscribed: Callable[[], bool]
+    ) -> None:
         self._slots = slots
         self._committer = committer
+        self._events = events
+        self._subscribed = subscribed
+        self._reported: set[PhysicalPartition] = set()
         self._rest_until = 0.0
 
     def turn(self) -> None:
+        beside, known = self._subscribed(), self._slots.metadata.subscribed
+        if beside:
+            self._refuse({h.parent for h in self._slots if h.by_hand and self._slots.must_be_held(h)})
         for assigned in self._slots:
-            topic = self._slots.metadata.subscribed(assigned.parent.topic)
-            if assigned.must_follow(topic):
+            if not beside and assigned.by_hand and assigned.must_follow(known(assigned.parent.topic)):
                 self._follow(assigned)
             elif assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)
@@ -246,7 +258,8 @@ class EnrolmentGuard:
         another one in it: it begins there anew, once what was handed out is processed.
         """
         slots, state = self._slots, self._slots.metadata.state(assigned.parent)
-        if len(state.lineage.segments) > 1:
+        anew = len(state.lineage.segments) > 1
+        if anew:
             if assigned.stage is SlotStage.READING:
                 slots.hold(assigned)
             if assigned.in_sink and not slots.sink.release([assigned.slot]):
@@ -260,7 +273,7 @@ class EnrolmentGuard:
             assigned.committed, assigned.stored = (), None
         assigned.mode = Mode.WHOLE
         slots.reorder()  # the view of before is its own also when the topic is left
-        if assigned.stage is SlotStage.HELD:
+        if anew and assigned.stage is SlotStage.HELD:
             slots.begin(assigned)
 
     def _level(self) -> Cursors:
@@ -278,3 +291,8 @@ class EnrolmentGuard:
             if known and ahead.caught_up(cursors, lineage):
                 found[assigned.slot] = (least(lineage, cursors),)
         return {slot: at for slot, at in found.items() if self._slots.unsaved(self._slots[slot], at)}
+
+    def _refuse(self, parents: set[PhysicalPartition]) -> None:
+        for parent in sorted(parents - self._reported):
+            self._events.tell(KafkaError(KafkaError._STATE, _BESIDE.format(parent)), **named(parent))
+        self._reported = parents

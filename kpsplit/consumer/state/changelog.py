@@ -4,7 +4,7 @@ Header ``kpc``, 9 bytes, big-endian: format version (1), partition (4), slots pe
 null value is a tombstone. The version stands in a header and not in the key, so that a record in a newer form
 still replaces an older one of the same key when the topic is compacted.
 
-An end record has a key of its own and no header: who takes a slot writes one to learn where the log ends.
+An end record has a key of its own and no header: a slot's new owner writes one to learn where the log ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, failed_for_good, translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, failed_for_good, library_error, translate
 from kpsplit.kafka.log_ends import learn_leaders
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -448,7 +448,10 @@ class ChangelogCommit:
     def _flush(self, producer: Producer, deadline: Deadline) -> None:
         self.write(producer, deadline)
         while not all(part.complete for part in self.parts):
-            producer.flush(min(0.5, deadline.left()))
+            try:
+                producer.flush(min(0.5, deadline.left()))
+            except (KafkaException, SystemError) as raised:
+                raise translate(library_error(raised), "write the changelog", writing=True) from raised
             error = next((part.tried.error for part in self.parts if part.tried.error), None)
             if error is not None:
                 raise translate(error, "write the changelog", writing=True) from KafkaException(error)

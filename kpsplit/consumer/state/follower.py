@@ -25,12 +25,9 @@ from kpsplit.consumer.state.slot_state import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import ChangelogFacts, RestoreMarker, Storage, start_from
 from kpsplit.errors import (
-    DeadlineExceededError,
     FutureVersionError,
     KpsplitError,
     RecordError,
-    UnknownOutcomeError,
-    UnreachableError,
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
@@ -150,8 +147,6 @@ BUFFER_KBYTES = 16_384
 NOTE_TIME_MS = 60_000
 """How often the stored time of a warm copy to which nothing comes is moved on."""
 
-_PASSING = (UnreachableError, DeadlineExceededError, UnknownOutcomeError)
-
 
 class Follower:
     """Reads changelogs into the local store. ``follow`` and ``leave`` may be called from any thread.
@@ -259,10 +254,11 @@ class Follower:
                 return
             try:
                 self._open_group(group)
-            except _PASSING as error:
-                self._note(error)
-                self._open_at = monotonic() + RETRY_SECONDS
             except KpsplitError as error:
+                if error.retriable:
+                    self._note(error)
+                    self._open_at = monotonic() + RETRY_SECONDS
+                    continue
                 for slot in group:
                     self._fail(self._opening.pop(slot, None), error)
 

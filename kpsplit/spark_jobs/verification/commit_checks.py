@@ -53,30 +53,15 @@ def commits_move_forward(commits: JudgedCommits) -> Iterator[Finding]:
         logged.fold_into(fold)
 
 
-def commits_leave_no_gap(commits: JudgedCommits) -> Iterator[Finding]:
+def commits_leave_no_gap(snapshot: Snapshot, groups: Collection[str] | None) -> Iterator[Finding]:
     """Return where a group goes on after a segment that it has not finished, or says nothing of a range."""
-    fold, seen = _folded(commits)
-    for group, state in seen:
-        yield from _gaps(fold, group, state)
+    for group, state in snapshot.committed(groups):
+        yield from _gaps(snapshot.fold, group, state)
 
 
-def commits_reach_the_end(snapshot: Snapshot, commits: JudgedCommits) -> Iterator[Finding]:
-    fold, seen = _folded(commits)
-    for group, state in seen:
-        yield from _unfinished(snapshot, fold, group, state)
-
-
-def _folded(commits: JudgedCommits) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
-    """Return all range commits as they are in force, and which groups have any in which partition.
-
-    A group whose commits were all withdrawn (``kpsplit forget``) has none, although the log may hold them.
-    """
-    fold = CommitFold()
-    states = {state.parent: state for state, _, _ in commits}
-    for _, logged, _ in commits:
-        logged.fold_into(fold)
-    seen = sorted((group, parent) for parent in states for group in fold.groups(parent))
-    return fold, [(group, states[parent]) for group, parent in seen]
+def commits_reach_the_end(snapshot: Snapshot, groups: Collection[str] | None) -> Iterator[Finding]:
+    for group, state in snapshot.committed(groups):
+        yield from _unfinished(snapshot, snapshot.fold, group, state)
 
 
 def _outside_data(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
@@ -200,9 +185,8 @@ class Drained:
 
 def drained(snapshot: Snapshot) -> Iterator[Drained]:
     """Return how far every group has come in every partition for which it has range commits."""
-    fold, seen = _folded(in_order(snapshot, None, JudgedFrom()))
-    for group, state in seen:
-        pieces = fold.cursors(group, state.parent)
+    for group, state in snapshot.committed():
+        pieces = snapshot.fold.cursors(group, state.parent)
         done = sum(r.width for r, c in pieces if c is not None and c.drained(state.lineage))
         left = max((_left(state, cursor) for _, cursor in pieces), default=0)
         yield Drained(group, state.parent, done / KEY_SPACE, left)

@@ -153,12 +153,12 @@ class VerifyCheck(StrEnum):
     COMMITS_LEAVE_NO_GAP = (
         "commits_leave_no_gap",
         "no group goes on after a segment that it has not finished (physical offsets)",
-        lambda v: commits_leave_no_gap(v.commits),
+        lambda v: commits_leave_no_gap(v.snapshot, v.groups),
     )
     COMMITS_REACH_THE_END = (
         "commits_reach_the_end",
         "range commits end where the data end; nothing went before a group had read it (physical offsets)",
-        lambda v: chain(slots_findings(v.snapshot), commits_reach_the_end(v.snapshot, v.commits)),
+        lambda v: chain(slots_findings(v.snapshot), commits_reach_the_end(v.snapshot, v.groups)),
     )
 
 
@@ -191,7 +191,7 @@ class Verifier:
         require_certificates: bool = False,
         observer: Observer = lambda _: None,
     ) -> None:
-        self._spark, self._read, self._groups = spark, read, groups
+        self._spark, self._read, self.groups = spark, read, groups
         self._require, self._observer, self._later = require_certificates, observer, later
         self.snapshot = snapshot
         self.start = start_of(snapshot, since)
@@ -213,7 +213,7 @@ class Verifier:
                 tuple(limited(found, COUNTED)),
                 tuple(unjudged(self.snapshot, self.totals)),
                 segment_totals(self.snapshot, self.totals),
-                tuple(sorted(self._groups or self.snapshot.groups())),
+                tuple(sorted(self.groups or self.snapshot.groups())),
                 _counts(self.snapshot.topic, self.totals),
                 judged_since_ms=0 if since is None else since.ms,
                 checks=MEANINGS,

@@ -117,7 +117,7 @@ def slots_topic(topic: str, generation: int = 1) -> str:
 
     Each number of slots that a topic has had has a slots topic of its own, numbered by ``generation``, so a
     partition of it means the same key range for everybody, always. What stands before the topic's name tells
-    the generation, whatever the topic is called. Who asks for the present one asks the ``Enrolment``.
+    the generation, whatever the topic is called. The present one is in the ``Enrolment``.
     """
     prefix = f"{SLOTS_NAME}." if generation == 1 else f"{SLOTS_NAME}-{generation}."
     if len(prefix) + len(topic) <= MAX_TOPIC_NAME:
