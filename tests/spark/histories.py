@@ -185,6 +185,11 @@ class World:
         at = self.parent.partition, len(self.commits)
         self.commits.append(LoggedCommit(group, self.parent, range_, commit, *at))
 
+    def withdraw(self, group: str, range_: KeyRange) -> None:
+        """Append a record that withdraws a range commit."""
+        at = self.parent.partition, len(self.commits)
+        self.commits.append(LoggedCommit(group, self.parent, range_, None, *at))
+
     def commit_all(self, group: str) -> None:
         """The group has processed everything."""
         ends = {s.id: len(self.logs[s.source]) for s in self.state.lineage}

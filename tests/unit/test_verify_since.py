@@ -148,6 +148,27 @@ def test_a_group_that_was_forgotten_is_not_missed() -> None:
     assert snapshot.groups() == ("half", "stays")
 
 
+def test_what_was_committed_of_another_topic_of_the_name_is_not_judged() -> None:
+    """It was withdrawn before this one was enrolled, and lies in the log until compaction."""
+    world = World(0)
+    world.foreign(b"k")
+    low, high = WHOLE.split_evenly(2)
+    for range_, next_ in ((low, 5000), (high, 4000)):
+        world.commit("g", range_, {0: next_})
+    for range_ in (low, high):
+        world.withdraw("g", range_)
+    world.commit("g", WHOLE, {0: 1})
+    assert commit_findings(world.snapshot(), None, JudgedFrom()) == []
+    world.commit("g", low, {0: 2})
+    world.withdraw("g", WHOLE)
+    (finding,) = [
+        f for f in commit_findings(world.snapshot(), None, JudgedFrom()) if f.severity is Severity.FINDING
+    ]
+    assert (finding.group, finding.first) == ("g", 2), (
+        "a range that others cover is withdrawn, not everything"
+    )
+
+
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     world = World(0)
     busy(world)
