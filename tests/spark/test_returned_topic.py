@@ -43,15 +43,16 @@ def place_in(text: str) -> str:
     return found[1]
 
 
+@pytest.mark.nightly
 def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
     spark, operations: Admin, bootstrap: str, make_topic, tmp_path: Path
 ) -> None:
-    """One producer lives through all of it, one ends while the topic is plain; a group reads all the time."""
+    """One producer lives through all of it, one ends while the topic is plain; a group reads."""
     history, log = History(operations, bootstrap, make_topic()), Log()
     topic, connection = history.topic, {"bootstrap.servers": bootstrap}
     recorder, written = Recorder(tmp_path / "checkpoint"), 0
     early, plain = Producer(connection), PlainProducer(connection)
-    member = Member(bootstrap, f"g-{topic}", [topic], log, "member")
+    member = Member(bootstrap, f"g-{topic}", [topic], log, "before")
     member.start()
 
     def stream():
@@ -105,7 +106,11 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         done = {bytes(row.value) for row in recorder.rows}
         assert len(rest) + len(done) == written and not rest & done
 
+        wait_for(lambda: log.distinct() == written, "the group to have read everything")
+        member.stop()
         enrolled(operations, topic)
+        member = Member(bootstrap, f"g-{topic}", [topic], log, "after")
+        member.start()
         write(producer)
         with recorder.running(stream()) as query:
             query.processAllAvailable()
