@@ -92,6 +92,17 @@ def test_new_records_wait_until_the_stamped_ones_are_resolved(leaving: Leaving) 
     assert leaving.stamped()[-1] == (b"d", False)
 
 
+def test_what_it_delivered_before_the_return_is_certified_at_its_end(leaving: Leaving) -> None:
+    """Also if the topic is not enrolled again: else a loss of that time could not be proven."""
+    leaving.produce("orders", b"a", b"k")
+    leaving.report()
+    leaving.leave()
+    leaving.turn()
+    leaving.produce("orders", b"b", b"k")
+    assert not leaving.ground.state.send_states()
+    assert certificates(leaving.ground.state) == {"orders/0": Certificate(1, {"0": 1}, (), "id")}
+
+
 def test_what_was_held_before_goes_out_with_its_stamp_first(leaving: Leaving) -> None:
     leaving.ground.hold(b"held")
     leaving.leave()
@@ -135,17 +146,6 @@ def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -
     send_state = leaving.ground.state.send_states()[0]
     assert send_state.next_sequence == 2 and send_state.delivered() == {0: 1}
     assert leaving.ground.state.tally.count == 0
-
-
-def test_what_it_delivered_before_the_return_is_certified_at_its_end(leaving: Leaving) -> None:
-    """Also if the topic is not enrolled again: else a loss of that time could not be proven."""
-    leaving.produce("orders", b"a", b"k")
-    leaving.report()
-    leaving.leave()
-    leaving.turn()
-    leaving.produce("orders", b"b", b"k")
-    assert not leaving.ground.state.send_states()
-    assert certificates(leaving.ground.state) == {"orders/0": Certificate(1, {"0": 1}, (), "id")}
 
 
 class Writer:

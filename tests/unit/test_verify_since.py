@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import UnreachableError
+from kpsplit.errors import UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification import job
@@ -195,7 +195,14 @@ def test_what_follows_the_ends_of_the_logs_is_read_also_in_logs_that_are_newer()
     assert stretches_after(world.snapshot(), world.snapshot(later=True), {1}) == {}
 
 
-@pytest.mark.parametrize(("error", "looks"), [(None, 1), (UnreachableError("no broker answers"), 0)])
+@pytest.mark.parametrize(
+    ("error", "looks"),
+    [
+        (None, 1),
+        (UnreachableError("no broker answers"), 0),
+        (UsageError("topic orders is not enrolled: it was returned to plain clients"), 0),
+    ],
+)
 def test_the_cluster_is_looked_at_again_until_time_is_over_or_it_does_not_answer(
     monkeypatch, error, looks
 ) -> None:
