@@ -269,8 +269,6 @@ class TopicTask:
         self._watch = watch
         self._metadata_at = 0.0
         self._new, self._known = PartitionCounts(), PartitionCounts()
-        self._parted: dict[PhysicalPartition, SendState] = {}
-        """Of topics that were left: their numbers go on where the topic is enrolled again."""
         self._passed: set[str] = set()
         """Topics that ever passed through: a lease that runs out removes the route, not what is in flight."""
         self.transitions: dict[str, float] = {}
@@ -321,7 +319,7 @@ class TopicTask:
                     route.parting = False
                     producer.add_route(topic, route)
                 elif not any(f.unresolved() for f in route.send_states):
-                    self._parted |= {f.state.parent: f for f in route.send_states}
+                    producer.parted |= {f.state.parent: f for f in route.send_states}
                     producer.remove_route(topic)
             routed = {route.enrolment.topic for route in producer.topic_routes()}
         for topic in self._feed.registration.record.topics:
@@ -423,7 +421,7 @@ class TopicTask:
         state = view.state(parent)
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
-        send_state = self._parted.pop(parent, None)
+        send_state = self._producer.parted.pop(parent, None)
         if send_state is None:
             send_state = SendState(state, lambda segment: RouteWriter(segment, parent), self._producer.tally)
         else:

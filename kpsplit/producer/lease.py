@@ -130,13 +130,13 @@ class Registration:
         self._publish(deadline, pauses={**self.record.pauses, partition: pause})
 
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
-        """Say at the end what was done.
+        """Say at the end what was done, in a registration of its own if that went with the last topic.
 
         A record has a largest size. Certificates that list too many failed records are left out then, the
         longest first: that the producer closed must be written in any case, because operators wait for it.
         """
         self._closed = True
-        if self._published:
+        if self._published or certificates:
             closed, said = replace(self.record, closed=True), dict(certificates)
             while said and not _fits(replace(closed, certificates=said)):
                 del said[max(said, key=lambda parent: len(said[parent].failed))]

@@ -214,7 +214,7 @@ class ProducerState:
     ``failures``: how many failed, save those of aborted transactions. ``collecting``: the library's thread
     takes reports in hand now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because
     this is a child process. ``ended``: there will be no lease any more. ``accepting``: records are taken; not
-    once the producer is being closed.
+    once the producer is being closed. ``parted``: the send states of topics that were left.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int, rdkafka: PlainProducer) -> None:
@@ -228,6 +228,7 @@ class ProducerState:
         self.routes: dict[str, TopicRoute | PassThrough] = {}
         self.fast_routes: dict[str, list[SendState]] = {}
         self.fast_plain: set[str] = set()
+        self.parted: dict[PhysicalPartition, SendState] = {}
         self.unrouted: dict[str, deque[Unrouted]] = {}
         self.tally = Tally()
         self.failures = 0
@@ -470,14 +471,13 @@ def layout_stats(
 def certificates(state: ProducerState) -> dict[str, Certificate]:
     """Return what was delivered and what failed, per partition to which anything was sent.
 
-    Three kinds of partitions get no certificate. One where a number neither was delivered nor failed (its
-    report was lost, or has not come): a verification would take it for a lost record. One whose topic was
-    made again meanwhile: some of the numbers lie in the topic that is gone. One where too many records failed
-    to list their numbers.
+    None where a number neither was delivered nor failed (its report was lost, or has not come): it would be
+    taken for a lost record. Nor where the topic was made again: some numbers lie in the one that is gone. Nor
+    where too many records failed to list their numbers.
     """
     found: dict[str, Certificate] = {}
     with state.lock:
-        for one in state.send_states():
+        for one in (*state.send_states(), *state.parted.values()):
             if one.next_sequence > 0 and one.state.topic_id == one.topic_id:
                 delivered = {str(segment): count for segment, count in one.delivered().items()}
                 failed = tuple(one.statistics.failed.numbers() or ())

@@ -284,8 +284,13 @@ class ControlView:
         return next((s.parent for s in self.states.values() if s.subtopic(topic) is not None), None)
 
     def not_enrolled(self, topic: str) -> UsageError:
-        """Return the error for a topic that is not enrolled; of a sub-topic it says whose it is."""
+        """Return the error for a topic that is not enrolled: why it is not, or of what it is a sub-topic."""
         owner = self.owner_of(topic)
+        if topic in self.left:
+            text = f"topic {topic} is not enrolled: it was returned to plain clients"
+            return UsageError(
+                text, hint=f"any Kafka client may use it; to enrol it again run: kpsplit enroll {topic}"
+            )
         if owner is None:
             return UsageError(f"topic {topic} is not enrolled", hint=f"run: kpsplit enroll {topic}")
         return UsageError(f"{topic} is a sub-topic of {owner}", hint=f"name the partition itself: {owner}")

@@ -1385,9 +1385,37 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "begin the numbers anew where a topic is enrolled again",
         "producer.background",
-        "send_state = self._parted.pop(parent, None)",
+        "send_state = self._producer.parted.pop(parent, None)",
         "send_state = None",
         PARTING,
+    ),
+    (
+        "certify nothing of a topic that was left",
+        "producer.state",
+        "(*state.send_states(), *state.parted.values())",
+        "state.send_states()",
+        PARTING,
+    ),
+    (
+        "say nothing at the end where the registration went with its last topic",
+        "producer.lease",
+        "if self._published or certificates:",
+        "if self._published:",
+        PARTING,
+    ),
+    (
+        "judge what was committed of a topic that was deleted by the one of its name",
+        "spark_jobs.verification.commit_checks",
+        "logged.log_offset > last and ",
+        "",
+        "unit/test_verify_since.py",
+    ),
+    (
+        "send plain readers on from before the latest merge",
+        "spark_jobs.streaming.plan",
+        "left[now] if left.keys() == {now} and",
+        "left.get(now, 0) if",
+        "unit/test_stream_plan.py",
     ),
     (
         "use the key of a registration whose removal may come late",

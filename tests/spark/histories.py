@@ -20,6 +20,7 @@ from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Verifier
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
@@ -185,6 +186,11 @@ class World:
         at = self.parent.partition, len(self.commits)
         self.commits.append(LoggedCommit(group, self.parent, range_, commit, *at))
 
+    def withdraw(self, group: str, range_: KeyRange) -> None:
+        """Append a record that withdraws a range commit."""
+        at = self.parent.partition, len(self.commits)
+        self.commits.append(LoggedCommit(group, self.parent, range_, None, *at))
+
     def commit_all(self, group: str) -> None:
         """The group has processed everything."""
         ends = {s.id: len(self.logs[s.source]) for s in self.state.lineage}
@@ -314,6 +320,19 @@ def lived(partition: int) -> World:
     busy(world)
     world.commit_all("readers")
     return world
+
+
+def returned(world: World) -> None:
+    """Back to plain clients: sub-topics are retired, range commits withdrawn, and nobody stamps."""
+    world.retired |= set(world.state.lineage.sources()) - {world.parent}
+    fold = CommitFold()
+    for logged in world.commits:
+        logged.fold_into(fold)
+    for group in fold.groups(world.parent):
+        for key in fold.keys(group, world.parent):
+            world.withdraw(group, key.range)
+    for key in KEYS:
+        world.foreign(key)
 
 
 def judge(

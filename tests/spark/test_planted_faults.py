@@ -22,7 +22,7 @@ from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.offsets import Cause
 from kpsplit.splitter.records.producers import Certificate
-from tests.spark.histories import KEYS, Record, World, busy, judge, lived
+from tests.spark.histories import KEYS, Record, World, busy, judge, lived, returned
 
 Expect = Callable[[Verdict], None]
 """What the verdict of the case's partition must say."""
@@ -844,6 +844,97 @@ def a_record_lost_after_a_merge_and_a_retire_is_found(world: World) -> Expect:
         (finding,) = verdict.defects
         assert (finding.check, finding.segment, finding.count) == (VerifyCheck.CERTIFICATES_AGREE, last.id, 1)
         assert finding.producer == f"{world.bert:016x}"
+
+    return expect
+
+
+def _returned(partition: int) -> World:
+    """Split, merged, back with plain clients, enrolled, split and merged again; the producers live on."""
+    world = World(partition)
+    world.plain |= {world.anna, world.bert}
+    for again in (False, True):
+        busy(world)
+        world.split(world.state.lineage.open_segments()[0].id, 2)
+        world.stray(world.anna, KEYS[0], world.parent, world.state.epoch - 1)
+        busy(world)
+        world.merge()
+        busy(world)
+        world.fail(world.bert)
+        if not again:
+            world.commit_all("readers")
+            returned(world)
+            last = world.state.lineage.open_segments()[0]
+            world.commit("readers", WHOLE, {last.id: last.start + 2})  # plain members had sought back
+    world.commit_all("readers")
+    return world
+
+
+def once_returned(plant: Callable[[World], Expect]) -> Callable[[World], Expect]:
+    """A case on a topic that was led back to plain clients once."""
+    return _case(plant, _returned)
+
+
+@once_returned
+def a_topic_that_returned_and_was_enrolled_again_is_clean(world: World) -> Expect:
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        assert {f.severity for f in verdict.findings} == {Severity.NOTE}
+        (note,) = verdict.of(VerifyCheck.FOREIGN_RECORDS)
+        assert note.count == len(KEYS) and "while the topic was not enrolled" in note.message
+
+    return expect
+
+
+@once_returned
+def a_record_lost_before_the_return_is_found(world: World) -> Expect:
+    """Its number may lie in what was retired, as far as numbers say; the certificate counts by segment."""
+    world.logs[world.parent][offsets(world, world.parent, world.bert)[5]] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.segment, finding.count) == (VerifyCheck.CERTIFICATES_AGREE, 0, 1)
+        assert finding.producer == f"{world.bert:016x}"
+
+    return expect
+
+
+@once_returned
+def a_record_lost_after_the_topic_was_enrolled_again_is_found(world: World) -> Expect:
+    latest = next(s for s in reversed(world.state.lineage.segments) if s.kind is SegmentKind.PHANTOM)
+    world.logs[latest.source][offsets(world, latest.source, world.anna)[5]] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.segment) == (VerifyCheck.CERTIFICATES_AGREE, latest.id)
+
+    return expect
+
+
+@once_returned
+def a_record_of_before_the_return_that_comes_again_after_it_is_found(world: World) -> Expect:
+    again = sequence_at(world, world.parent, offsets(world, world.parent, world.anna, KEYS[3])[0])
+    world.put(world.parent, KEYS[3], world.state.epoch, world.anna, again)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.of(VerifyCheck.SEQUENCES_UNIQUE)
+        assert (finding.producer, finding.count) == (f"{world.anna:016x}", 1)
+        assert verdict.exit_code == 3
+
+    return expect
+
+
+@fresh
+def a_record_lost_of_a_topic_that_was_never_split_and_returned_is_found_by_its_number(world: World) -> Expect:
+    busy(world)
+    returned(world)
+    busy(world)
+    offset = offsets(world, world.parent, world.bert)[5]
+    lost = sequence_at(world, world.parent, offset)
+    world.logs[world.parent][offset] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_COMPLETE)
+        assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
 
     return expect
 

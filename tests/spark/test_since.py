@@ -16,7 +16,7 @@ from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
-from tests.spark.histories import KEYS, Record, World, busy, judge, lived
+from tests.spark.histories import KEYS, Record, World, busy, judge, lived, returned
 
 AT = 1_700_000_000_000
 Expect = Callable[[Verdict], None]
@@ -200,6 +200,42 @@ def a_sub_topic_that_was_retired_before_the_moment_is_given(world: World) -> Exp
 
     world.retired.update(gone)
     return clean
+
+
+def _returned(world: World) -> None:
+    """The moment lies in the time in which the topic was not enrolled."""
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    world.merge()
+    busy(world)
+    world.commit_all("readers")
+    returned(world)
+    world.since_now()
+    returned(world)
+    busy(world)
+    world.split(world.state.lineage.open_segments()[0].id, 2)
+    busy(world)
+    world.commit_all("readers")
+
+
+@case
+def a_moment_between_a_return_and_the_next_enrolment_is_clean(world: World) -> Expect:
+    _returned(world)
+    return clean
+
+
+@case
+def a_record_lost_after_a_topic_was_enrolled_again_is_found(world: World) -> Expect:
+    _returned(world)
+    place = phantoms(world)[-1]
+    lost = lose(world, place, ours(world, place, world.anna)[3])
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.of(VerifyCheck.SEQUENCES_COMPLETE, Severity.FINDING)
+        assert (finding.first, finding.last) == (lost, lost)
+
+    return expect
 
 
 @case

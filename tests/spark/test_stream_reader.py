@@ -311,6 +311,40 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
             asker.latest()
 
 
+def test_a_topic_that_returns_to_plain_clients_ends_the_query_which_goes_on_if_it_is_enrolled_again(
+    ask: Open, topic, send, operations, admin
+) -> None:
+    parent = PhysicalPartition(topic, 0)
+    send(20)
+    split(operations, parent, 2)
+    send(20)
+    merge(operations, parent)
+    send(20)
+    query, slow = ask(topic), ask(topic, most=4)
+    assert (query.batch(), slow.batch()) == (60, 4)
+    done, behind, at = query.end, slow.end, log_end(admin, parent)
+    operations.retire(parent)
+    send(3)
+    assert operations.unenrol(topic).left
+    send(4)
+    again = ask(topic)
+    again.resume(done)
+    for asker in (query, again):
+        with pytest.raises(ConflictError) as caught:
+            asker.latest()
+        assert f'it stands at {{"{topic}": {{"0": {at}}}}}' in caught.value.message
+    with pytest.raises(ConflictError, match=f"before this query had read {parent} up to its latest merge"):
+        slow.latest()
+    enrolled(operations, topic)
+    send(2)
+    assert again.batch(done) == 3 + 4 + 2
+    slow.latest()
+    with pytest.raises(KpsplitError, match="are lost: .*: the sub-topic was retired"):
+        while slow.tasks(behind):
+            behind = slow.end
+            slow.latest()
+
+
 def made(admin: AdminClient, topic: str) -> bool:
     try:
         admin.create_topics([NewTopic(topic, 1, 3)], operation_timeout=30)[topic].result(30)

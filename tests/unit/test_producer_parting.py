@@ -12,9 +12,10 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lease import Registration
-from kpsplit.producer.state import PASS_THROUGH
+from kpsplit.producer.state import PASS_THROUGH, certificates
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import STAMP_HEADER
+from kpsplit.splitter.records.producers import Certificate
 from tests.unit.test_producer_state import Ground
 from tests.unit.test_producer_topics import library
 
@@ -89,6 +90,17 @@ def test_new_records_wait_until_the_stamped_ones_are_resolved(leaving: Leaving) 
     assert leaving.ground.state.route("orders") is PASS_THROUGH
     leaving.produce("orders", b"d", b"k")
     assert leaving.stamped()[-1] == (b"d", False)
+
+
+def test_what_it_delivered_before_the_return_is_certified_at_its_end(leaving: Leaving) -> None:
+    """Also if the topic is not enrolled again: else a loss of that time could not be proven."""
+    leaving.produce("orders", b"a", b"k")
+    leaving.report()
+    leaving.leave()
+    leaving.turn()
+    leaving.produce("orders", b"b", b"k")
+    assert not leaving.ground.state.send_states()
+    assert certificates(leaving.ground.state) == {"orders/0": Certificate(1, {"0": 1}, (), "id")}
 
 
 def test_what_was_held_before_goes_out_with_its_stamp_first(leaving: Leaving) -> None:
@@ -206,6 +218,20 @@ def test_a_removal_that_may_come_late_never_reaches_the_next_registration() -> N
     writer.fails = False
     registration.add_topic("bills", {}, Deadline(5))
     assert registration.record.key != key and (key, None) in writer.written[-1]
+
+
+def test_the_end_of_a_producer_whose_registration_is_gone_is_said_under_its_next_key() -> None:
+    """Closed: no operator waits for it. A producer that has nothing to say writes nothing."""
+    registration, writer = registered("orders")
+    registration.remove_topic("orders", Deadline(5))
+    key, certificate = writer.written[0][0][0], Certificate(1, {"0": 1}, (), "id")
+    registration.certify({"orders/0": certificate}, Deadline(5))
+    said = registration.record
+    assert writer.written[-1] == [(said.key, said.encode())] and said.key != key
+    assert (said.closed, said.topics, said.certificates) == (True, (), {"orders/0": certificate})
+    silent, nothing = registered()
+    silent.certify({}, Deadline(5))
+    assert not nothing.written
 
 
 def test_a_producer_that_is_closed_says_nothing_more() -> None:

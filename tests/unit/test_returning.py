@@ -100,6 +100,10 @@ def test_a_topic_that_is_left_is_not_enrolled_and_its_states_are_set_aside() -> 
     assert "orders" not in view.enrolments and view.state(STATE.parent) is None
     assert not view.states and view.left_states == {STATE.parent: STATE}
     assert view.owner_of(STATE.subtopics[0].name) is None
+    assert str(view.not_enrolled("orders")) == (
+        "topic orders is not enrolled: it was returned to plain clients; "
+        "any Kafka client may use it; to enrol it again run: kpsplit enroll orders"
+    )
 
 
 def test_the_states_of_a_topic_that_is_enrolled_again_go_on() -> None:

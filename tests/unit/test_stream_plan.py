@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import IsolationLevel
 
-from kpsplit.errors import FutureVersionError, KpsplitError, RecordError, UsageError
+from kpsplit.errors import ConflictError, FutureVersionError, KpsplitError, RecordError, UsageError
 from kpsplit.spark_jobs.streaming import planner
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
@@ -22,8 +22,11 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.reading import Cursor, GapReason
+from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment, encode_state
+from kpsplit.splitter.records.keys import enrolment_key, partition_key
 from kpsplit.splitter.records.strict_json import MAX_BYTES, encode
 from tests.unit.samples import PARENT, life, phantom
 
@@ -157,7 +160,8 @@ def test_a_closed_segment_whose_log_ends_before_it_ends_the_query_and_an_open_tr
         def partition_count(self, _):
             return PARENT.partition + 1
 
-    tail = SimpleNamespace(read_to_end=lambda _: None, view=SimpleNamespace(enrolled_state=lambda _: state))
+    view = SimpleNamespace(enrolled_state=lambda _: state, left={})
+    tail = SimpleNamespace(read_to_end=lambda _: None, view=view)
     monkeypatch.setattr(planner, "ClusterAdmin", lambda _: Cluster())
     monkeypatch.setattr(planner, "ControlTail", lambda _: tail)
     query = Query({}, PARENT.topic, (PARENT.partition,), 60.0, "earliest", None, True)
@@ -182,6 +186,53 @@ def test_a_partition_that_does_not_exist_ends_a_query_that_goes_on_from_its_chec
     cluster = planner.ClusterSnapshot(None, Query({}, "orders", (3, 4), 60.0, "earliest", None, True))
     with pytest.raises(UsageError, match="topic orders has no partition 4; its partitions are 0 to 3"):
         cluster.states()
+
+
+NEWEST = MERGED.open_segments()[0]
+
+
+@pytest.fixture
+def returned(monkeypatch) -> planner.ClusterSnapshot:
+    """A look at a topic that is back with plain clients; on its partition 4 nothing was ever done."""
+    left = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True, None, 2, returning=True)
+    view = ControlView()
+    view.fold(enrolment_key("orders"), encode_enrolment(left))
+    view.fold(partition_key(PARENT), encode_state(LIFE.merged))
+    assert view.left and view.left_states == {PARENT: LIFE.merged}
+    tail = SimpleNamespace(read_to_end=lambda _: None, view=view)
+    monkeypatch.setattr(planner, "ClusterAdmin", lambda _: SimpleNamespace(partition_count=lambda _: 5))
+    monkeypatch.setattr(planner, "ControlTail", lambda _: tail)
+    return planner.ClusterSnapshot(None, Query({}, "orders", (3, 4), 60.0, "earliest", None, True))
+
+
+@pytest.mark.parametrize(
+    "position", [{NEWEST.id: NEWEST.start + 9}, {8: 2, 7: 3, 2: 8, 3: 5, 5: 6, NEWEST.id: 0}]
+)
+def test_a_query_whose_topic_returned_ends_where_plain_readers_go_on(returned, position) -> None:
+    at = max(NEWEST.start, position[NEWEST.id])
+    with pytest.raises(ConflictError) as caught:
+        returned.frontiers({3: Cursor(WHOLE, position)})
+    assert f'it stands at {{"orders": {{"3": {at}, "4": 0}}}}' in caught.value.message
+    assert caught.value.hint is not None
+    assert "startingOffsets" in caught.value.hint and "run: kpsplit enroll orders" in caught.value.hint
+
+
+@pytest.mark.parametrize("position", [{0: 500}, {2: 8, 3: 5, 5: 6, 7: 3, 8: 1}, {NEWEST.id + 1: 5}])
+def test_a_query_that_had_not_read_up_to_the_merge_goes_on_only_if_its_topic_is_enrolled_again(
+    returned, position
+) -> None:
+    """What is left lies in sub-topics that are gone, and among markers and strays."""
+    start = {3: StreamPosition(1, Cursor(WHOLE, position))}
+    with pytest.raises(
+        ConflictError, match="before this query had read orders/3 up to its latest merge"
+    ) as caught:
+        returned.states_since(start, start)
+    assert "run: kpsplit enroll orders, and start this query again" in str(caught.value)
+
+
+def test_a_new_query_of_a_topic_that_returned_is_refused_as_for_any_that_is_not_enrolled(returned) -> None:
+    with pytest.raises(UsageError, match="is not enrolled: it was returned to plain clients"):
+        returned.frontiers({})
 
 
 def test_the_longest_offset_that_can_be_written_can_be_read() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import UnreachableError
+from kpsplit.errors import UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification import job
@@ -148,6 +148,27 @@ def test_a_group_that_was_forgotten_is_not_missed() -> None:
     assert snapshot.groups() == ("half", "stays")
 
 
+def test_what_was_committed_of_another_topic_of_the_name_is_not_judged() -> None:
+    """It was withdrawn before this one was enrolled, and lies in the log until compaction."""
+    world = World(0)
+    world.foreign(b"k")
+    low, high = WHOLE.split_evenly(2)
+    for range_, next_ in ((low, 5000), (high, 4000)):
+        world.commit("g", range_, {0: next_})
+    for range_ in (low, high):
+        world.withdraw("g", range_)
+    world.commit("g", WHOLE, {0: 1})
+    assert commit_findings(world.snapshot(), None, JudgedFrom()) == []
+    world.commit("g", low, {0: 2})
+    world.withdraw("g", WHOLE)
+    (finding,) = [
+        f for f in commit_findings(world.snapshot(), None, JudgedFrom()) if f.severity is Severity.FINDING
+    ]
+    assert (finding.group, finding.first) == ("g", 2), (
+        "a range that others cover is withdrawn, not everything"
+    )
+
+
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     world = World(0)
     busy(world)
@@ -174,7 +195,14 @@ def test_what_follows_the_ends_of_the_logs_is_read_also_in_logs_that_are_newer()
     assert stretches_after(world.snapshot(), world.snapshot(later=True), {1}) == {}
 
 
-@pytest.mark.parametrize(("error", "looks"), [(None, 1), (UnreachableError("no broker answers"), 0)])
+@pytest.mark.parametrize(
+    ("error", "looks"),
+    [
+        (None, 1),
+        (UnreachableError("no broker answers"), 0),
+        (UsageError("topic orders is not enrolled: it was returned to plain clients"), 0),
+    ],
+)
 def test_the_cluster_is_looked_at_again_until_time_is_over_or_it_does_not_answer(
     monkeypatch, error, looks
 ) -> None:

@@ -250,6 +250,24 @@ def tasks(lineage: Lineage, stretches: Iterable[SegmentStretch]) -> list[tuple[S
     return [tuple(sorted(g, key=lambda s: s.segment.id)) for g in groups]
 
 
+def plain_starts(states: Iterable[PartitionState], cursors: Mapping[int, Cursor]) -> dict[int, int | None]:
+    """Return from which offset of the topic itself plain readers go on where a query stands, per partition.
+
+    None where it has not read everything before the latest merge: plain readers never see all of that.
+
+    Args:
+        states: none of them is split (protocol, section 10.16).
+        cursors: where the query stands; a partition without one was not begun.
+    """
+    found: dict[int, int | None] = {}
+    for state in states:
+        number, now = state.parent.partition, state.lineage.open_segments()[0].id
+        cursor = cursors.get(number, Cursor.at_start(WHOLE))
+        left = cursor.pending(state.lineage)
+        found[number] = left[now] if left.keys() == {now} and not cursor.ahead_of(state.lineage) else None
+    return found
+
+
 def without_lost(
     state: PartitionState,
     stretches: Iterable[SegmentStretch],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from confluent_kafka import IsolationLevel
 
@@ -25,6 +27,7 @@ from kpsplit.spark_jobs.streaming.plan import (
     StreamPositions,
     advance,
     between,
+    plain_starts,
     readable_ends,
     tasks,
     without_lost,
@@ -90,19 +93,26 @@ class ClusterSnapshot:
     def close(self) -> None:
         self._tail.close()
 
-    def states(self) -> dict[int, PartitionState]:
-        """Return the states of the logical partitions as the control topic has them at this moment."""
+    def states(self, cursors: Mapping[int, Cursor] = MappingProxyType({})) -> dict[int, PartitionState]:
+        """Return the states of the logical partitions as the control topic has them at this moment.
+
+        ``cursors``: where the query stands; ConflictError says so where the topic is back with plain clients.
+        """
+        topic, view = self._query.topic, self._tail.view
         self._tail.read_to_end(Deadline(self._query.patience))
-        parents = parents_of(self._admin, self._query.topic, self._query.partitions)
-        self._seen = {p.partition: self._tail.view.enrolled_state(p) for p in parents}
+        parents = parents_of(self._admin, topic, self._query.partitions)
+        if cursors and (left := view.left.get(topic)) is not None:
+            known = (view.left_states.get(p) or PartitionState.unsplit(p, left.topic_id) for p in parents)
+            raise _returned(topic, plain_starts(known, cursors))
+        self._seen = {p.partition: view.enrolled_state(p) for p in parents}
         return self._seen
 
-    def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
-        """Return states that are no older than some positions, as far as there are any."""
+    def states_since(self, start: StreamPositions, last: StreamPositions) -> dict[int, PartitionState]:
+        """Return states that are no older than a batch's positions, as far as there are any."""
         seen = self._seen
-        if all(p in seen and seen[p].epoch >= s.epoch for those in positions for p, s in those.items()):
+        if all(p in seen and seen[p].epoch >= s.epoch for those in (start, last) for p, s in those.items()):
             return seen
-        return self.states()
+        return self.states({p: s.cursor for p, s in start.items()})
 
     def frontiers(self, cursors: Mapping[int, Cursor]) -> dict[int, tuple[PartitionState, Frontier]]:
         """Return how far each logical partition can be read now.
@@ -112,12 +122,12 @@ class ClusterSnapshot:
         """
         stable: dict[PhysicalPartition, int] = {}
         asked: set[PhysicalPartition] = set()
-        states = self._seen or self.states()
+        states = self._seen or self.states(cursors)
         while left := _in_use(states, cursors) - asked:
             ends = self._admin.end_offsets(left, IsolationLevel.READ_COMMITTED)
             stable |= {source: end.offset for source, end in ends.items()}
             asked |= left
-            states = self.states()
+            states = self.states(cursors)
         self._watch_short(states, cursors, stable, asked)
         return {p: (s, Frontier(s.lineage, readable_ends(s, stable))) for p, s in states.items()}
 
@@ -161,6 +171,22 @@ class ClusterSnapshot:
                     f"{why.phrase}",
                     hint=f"look at: kpsplit status {state.parent}; start again with a new checkpoint",
                 )
+
+
+def _returned(topic: str, starts: Mapping[int, int | None]) -> ConflictError:
+    behind = next((partition for partition, offset in starts.items() if offset is None), None)
+    text, again = f"topic {topic} was returned to plain clients", f"run: kpsplit enroll {topic}"
+    if behind is not None:
+        return ConflictError(
+            f"{text} before this query had read {topic}/{behind} up to its latest merge",
+            hint=f"{again}, and start this query again: it goes on, or names what is gone",
+        )
+    place = json.dumps({topic: {str(partition): offset for partition, offset in starts.items()}})
+    return ConflictError(
+        f"{text}: this query reads it no further; it stands at {place}",
+        hint="go on from there with Spark's own Kafka source (startingOffsets), with a new checkpoint; or "
+        f"{again}, and start this query again",
+    )
 
 
 def _in_use(states: Mapping[int, PartitionState], cursors: Mapping[int, Cursor]) -> set[PhysicalPartition]:

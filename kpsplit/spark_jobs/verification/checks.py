@@ -161,7 +161,7 @@ def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Fin
             if state.lineage.get(t.segment).kind is SegmentKind.PHANTOM:
                 yield _foreign(state.parent, t, Severity.FINDING, "in a phantom partition")
             else:
-                where = "of writers that do not use kpsplit: delivered"
+                where = "without a stamp, written past kpsplit or while the topic was not enrolled: delivered"
                 yield _foreign(state.parent, t, Severity.NOTE, where)
 
 

@@ -37,11 +37,24 @@ def in_order(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFr
 def commits_within_data(snapshot: Snapshot, commits: JudgedCommits) -> Iterator[Finding]:
     """Return the range commits that lie outside the data.
 
-    The offset log is compacted: what it still holds is looked at.
+    The offset log is compacted: what it still holds is looked at. Where a group's commits were all withdrawn,
+    those from before that are passed over: they may speak of another topic that had this name.
     """
+    over = _withdrawn(commits)
     for state, logged, is_new in commits:
-        if is_new and isinstance(logged.commit, RangeCommit):
+        last = over.get((logged.group, logged.parent), -1)
+        if is_new and logged.log_offset > last and isinstance(logged.commit, RangeCommit):
             yield from _outside_data(snapshot, state, logged.commit)
+
+
+def _withdrawn(commits: JudgedCommits) -> dict[tuple[str, PhysicalPartition], int]:
+    """Return where in the offset log the last commit of a group in a partition was withdrawn."""
+    fold, found = CommitFold(), dict[tuple[str, PhysicalPartition], int]()
+    for _, logged, _ in commits:
+        logged.fold_into(fold)
+        if logged.commit is None and not fold.keys(logged.group, logged.parent):
+            found[logged.group, logged.parent] = logged.log_offset
+    return found
 
 
 def commits_move_forward(commits: JudgedCommits) -> Iterator[Finding]:
