@@ -241,7 +241,7 @@ class EnrolmentGuard:
         for assigned in self._slots:
             if not beside and assigned.by_hand and assigned.must_follow(known(assigned.parent.topic)):
                 self._follow(assigned)
-            elif assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
+            if assigned.stage is SlotStage.READING and self._slots.must_be_held(assigned):
                 self._slots.hold(assigned)
                 if self._committer.settings.auto_commit:
                     self._committer.ask(self._slots.changed([assigned]))
