@@ -123,6 +123,11 @@ LOOPS = {
 }
 """What applications do around ``produce()``. The names: how many records for a poll, and the callback."""
 
+HANDLER_MS, WORKERS = (1, 5, 20), (1, 16, 64, 256)
+"""How long handlers wait, and how many workers call them."""
+IDEAL_WORKERS = {64: 0.95, 256: 0.9}
+"""With how many workers run() is compared with the ideal, and the aim."""
+
 _PRODUCER_PEER = (
     "`confluent_kafka.Producer` with `enable.idempotence=true` and `acks=all`, which kpsplit enforces, and "
     "all else as librdkafka sets it, for both."
@@ -254,6 +259,41 @@ SECTIONS = (
             "in C. Tried: to read 320 records at once, which ended most runs of the garbage collector "
             "(1.53 µs before), and a batch's size without a call for each record."
         ),
+    ),
+    Section(
+        "Handlers that wait",
+        "workers",
+        "`run(workers=N)` in key order, with a handler that waits 1, 5 or 20 ms: a function in threads, and an "
+        "`async def` in coroutines. Topic, keys and records are the same for all; each run is a new group, alone. "
+        "It settles for 3 s after its first record, and the 3 s after that count. The ratio is that of "
+        "records per second; the least of several counts: of 1, 16, 64 and 256 workers, or of the three "
+        "handlers. To the ideal: to as many bare threads, or tasks of an event loop, that call the same "
+        "handler and do nothing else.",
+        "Confluent's Parallel Consumer 0.5.3.3 in a Java process of its own that is warm after its first run, with "
+        "`ordering` KEY, `maxConcurrency` as many as kpsplit's workers, "
+        "and what else it recommends: `PERIODIC_CONSUMER_ASYNCHRONOUS` commits every 5 s. kpsplit "
+        "commits every 5 s as well. It runs its handler in threads, so it is the peer of both kinds.",
+        tuple(
+            Row(
+                f"run.{kind}.{ms}",
+                f"{kind}, {ms} ms, to the peer: least of 1 to 256 workers",
+                1.0,
+                quantile=0.0,
+            )
+            for kind in ("threads", "coroutines")
+            for ms in HANDLER_MS
+        )
+        + tuple(
+            Row(
+                f"run.{kind}.ideal.{workers}",
+                f"{kind}, {workers} workers, to the ideal: least of the handlers",
+                aim,
+                quantile=0.0,
+            )
+            for kind in ("threads", "coroutines")
+            for workers, aim in IDEAL_WORKERS.items()
+        ),
+        cost="",
     ),
     Section(
         "Groups",
