@@ -263,16 +263,16 @@ SECTIONS = (
     Section(
         "Handlers that wait",
         "workers",
-        "`run(workers=N)` in key order, with a handler that waits 1, 5 or 20 ms: a function in threads, and an "
-        "`async def` in coroutines. Topic, keys and records are the same for all; each run is a new group, alone. "
-        "It settles for 3 s after its first record, and the 3 s after that count. The ratio is that of "
-        "records per second; the least of several counts: of 1, 16, 64 and 256 workers, or of the three "
-        "handlers. To the ideal: to as many bare threads, or tasks of an event loop, that call the same "
-        "handler and do nothing else.",
-        "Confluent's Parallel Consumer 0.5.3.3 in a Java process of its own that is warm after its first run, with "
-        "`ordering` KEY, `maxConcurrency` as many as kpsplit's workers, "
-        "and what else it recommends: `PERIODIC_CONSUMER_ASYNCHRONOUS` commits every 5 s. kpsplit "
-        "commits every 5 s as well. It runs its handler in threads, so it is the peer of both kinds.",
+        "`run(workers=N)` in key order, with a handler that waits 1, 5 or 20 ms: a function in threads, and "
+        "an `async def` in coroutines. Topic, keys and records are the same for all; each run is a new "
+        "group of one member. It settles for 3 s after its first record; the 3 s after that count. The "
+        "ratio is that of records per second. A row shows the least of its ratios: of 1, 16, 64 and 256 "
+        "workers with one handler, or of the three handlers with one number of workers. The ideal is as many "
+        "bare threads, or tasks of an event loop, that call the same handler and do nothing else.",
+        "Confluent's Parallel Consumer 0.5.3.3 with the kafka-clients that it names, in one Java process for "
+        "all its runs. `ordering` is KEY, `maxConcurrency` the number of workers, and all else as it "
+        "recommends: `PERIODIC_CONSUMER_ASYNCHRONOUS` commits every 5 s. kpsplit commits every 5 s too, in "
+        "transactions. The Parallel Consumer runs handlers in threads, so it is the peer of both kinds.",
         tuple(
             Row(
                 f"run.{kind}.{ms}",
@@ -368,15 +368,18 @@ SECTIONS = (
 MET = "met"
 
 NOT_MEASURED = (
-    "Confluent's Parallel Consumer: it is a Java library, and its comparison needs a Java application beside"
-    " this one.",
     "What a split gains on a partition that its broker limits: on one machine all brokers share the "
     "processors, so there is no such limit.",
-    "10,000 registrations: they take longer than the whole table; `make bench BENCH=dead_producers` measures"
-    " them alone.",
+    "Splits beside thousands of dead producers: `make bench BENCH=dead_producers` measures them. 10,000 "
+    "registrations take longer than the whole table.",
     "How long a key waits whose slot moves with its state: to fill 1 GB takes minutes. "
     "`make bench BENCH=state_handover` measures it, with and without "
     "[warm copies](state.md#warm-before-the-hand-over).",
+    "How long a partition stays fenced whose operator died, on slow brokers: `make bench BENCH=takeover`.",
+    "The pause of other partitions beside an application's open transaction: "
+    "`make bench BENCH=open_transaction`.",
+    "A start on logs as a week of many groups and producers leaves them: `make bench BENCH=week`.",
+    "The memory of a consumer whose application has stopped: `make bench BENCH=stalled`.",
 )
 
 HEAD = """\

@@ -1,8 +1,8 @@
 """What run(workers=N) gains with handlers that wait, in threads and in coroutines.
 
-All read the same records: run() with both kinds of handlers, and Confluent's Parallel Consumer (Java). The ideal
-is as many bare threads, or tasks of an event loop, that call the handler and do nothing else. Of each run only
-the time counts in which it has settled: joining the group is not the matter.
+All read the same records: run() with both kinds of handlers, and Confluent's Parallel Consumer (Java). The
+ideal is as many bare threads, or tasks of an event loop, that call the handler and do nothing else. Of each
+run only the time counts in which it has settled: joining the group is not the matter.
 
     python -m benchmarks.workers [--quick] [--only run.threads] [--bootstrap-server HOST:PORT]
 """
@@ -130,7 +130,7 @@ class Grid:
             sides[f"bare.{kind}"] = partial(bare, kind)
             sides[kind] = partial(self._ours, kind)
         if self._peer is not None:
-            sides[PEER] = self._peers
+            sides[PEER] = partial(self._peers, self._peer)
         names = sorted(sides, reverse=self._reversed)
         self._reversed = not self._reversed
         self.cells[handler_ms, workers] = {name: sides[name](workers, handler_ms) for name in names}
@@ -145,9 +145,8 @@ class Grid:
         consumer.close()
         return meter.run(self._records)
 
-    def _peers(self, workers: int, handler_ms: int) -> Run:
-        assert self._peer is not None
-        return self._peer.run(workers, handler_ms, self._settle, self._seconds, self._records)
+    def _peers(self, peer: ParallelConsumer, workers: int, handler_ms: int) -> Run:
+        return peer.run(workers, handler_ms, self._settle, self._seconds, self._records)
 
 
 def rate(run: Run) -> str:

@@ -6,6 +6,7 @@ The jars are fetched once, with Ivy as Kafka's own, and verified against the lis
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ VERSION = "0.5.3.3"
 END_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _NAME = f"parallel-consumer-{VERSION}"
+_REASON = re.compile(r"\w(Error|Exception)\b|: error: ")
 
 
 class ParallelConsumer:
@@ -35,7 +37,7 @@ class ParallelConsumer:
         """Return its next line, after a request if there is one.
 
         Raises:
-            KpsplitError: it has ended. With the last line of its errors.
+            KpsplitError: it has ended. With the first error that it reported.
         """
         if self._process.stdin is None or self._process.stdout is None:
             raise KpsplitError("the process has no pipes")
@@ -45,7 +47,7 @@ class ParallelConsumer:
         if line := self._process.stdout.readline().strip():
             return line
         self._errors.seek(0)
-        said = [line.strip() for line in self._errors if "rror" in line or "xception" in line]
+        said = [line.strip() for line in self._errors if _REASON.search(line)]
         raise KpsplitError(f"the Parallel Consumer ended: {said[0] if said else 'it gave no reason'}")
 
     def run(self, workers: int, handler_ms: int, settle: float, seconds: float, records: int) -> Run:
