@@ -119,9 +119,11 @@ class Grid:
         self.cells: dict[tuple[int, int], Cell] = {}
         """By the handler's milliseconds, and by workers."""
 
-    def fill(self) -> None:
-        """Write the records that every run reads anew."""
+    def prepare(self) -> None:
+        """Write the records that every run reads anew, and let the peer compile its code."""
         fill(self._bootstrap, self._topic, self._records)
+        if self._peer is not None:
+            self._peers(self._peer, max(WORKERS), min(HANDLER_MS))
 
     def measure(self, handler_ms: int, workers: int) -> None:
         """Run all sides; which begins alternates."""
@@ -171,7 +173,7 @@ def measure(bench: Bench) -> None:
         except KpsplitError as error:
             peer, missing = None, f"there is no peer here: {str(error).splitlines()[0]}"
         grid = Grid(bench, topic, peer)
-        grid.fill()
+        grid.prepare()
         for handler_ms in HANDLER_MS:
             for workers in WORKERS[: bench.size(len(WORKERS), 2)]:
                 of_peer = [f"run.{kind}.{handler_ms}" for kind in KINDS]
