@@ -243,7 +243,7 @@ class LaneScheduler:
             self._tables[parent] = ([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
 
     def divide(self, batch: Batch) -> Parts:
-        """Return a batch's records by lane; changes nothing but the count of records."""
+        """Return a batch's records by lane; counts them, and makes their headers readable."""
         lows, highs, lanes = self._tables[batch.parent]
         segment, number = batch.segment, self._numbers
         plain = segment.range == WHOLE
@@ -253,7 +253,6 @@ class LaneScheduler:
             hash_ = key_hash(key) if plain and key is not None else message_hash(message, segment)
             index = bisect_right(lows, hash_) - 1
             if index >= 0 and hash_ < highs[index]:
-                # Asks for the headers: from now on they are readable for handlers (``headers_of``).
                 size = len(message) + len(key or b"") + header_bytes(message) + MESSAGE_BYTES
                 entry = LaneEntry(next(number), hash_, segment.id, message, size)
                 parts.setdefault(lanes[index], []).append(entry)
@@ -277,10 +276,9 @@ class LaneScheduler:
     def _add(self, batch: Batch, parts: Parts, slot_queues: Iterable[SlotQueue]) -> int:
         became_ready = 0
         for lane, entries in parts.items():
-            before = lane.bytes
             for entry in entries:
                 lane.append(entry)
-            self.waiting_bytes += lane.bytes - before
+            self.waiting_bytes += sum(entry.size for entry in entries)
             if lane.bytes > self._lane_bytes:
                 self.backpressured.add(lane)
             if lane.state is IDLE:
