@@ -10,6 +10,7 @@ the other one's stand in the same partition, as everybody's would if the topic h
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def measure(bootstrap: str) -> dict[str, list[int]]:
 
 def main() -> int:
     """Run on a cluster of its own."""
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0]).parse_args()
     with brokers() as bootstrap:
         for case, found in measure(bootstrap).items():
             print(f"{case}: pauses of {', '.join(map(str, sorted(found)))} ms")

@@ -1,145 +1,222 @@
-"""What run(workers=N) gains, and what a consumer holds whose application has stopped. Not part of the table.
+"""What run(workers=N) gains with handlers that wait, in threads and in coroutines.
 
-1. Speed-up of run(workers=N) with a handler that waits 5 ms: its records per second over those of N bare
-   threads that call the same handler (1.0 is ideal; the aim is at least 0.95).
-2. Memory of a consumer whose application has stopped, with a backlog far beyond its buffer.
+All read the same records: run() with both kinds of handlers, and Confluent's Parallel Consumer (Java). The
+ideal is as many bare threads, or tasks of an event loop, that call the handler and do nothing else. Of each
+run only the time counts in which it has settled: joining the group is not the matter.
 
-    python -m benchmarks.workers [--records N] [--bootstrap-server HOST:PORT] [--only workers|memory]
+    python -m benchmarks.workers [--quick] [--only run.threads] [--bootstrap-server HOST:PORT]
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
+import inspect
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
-import psutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import kpsplit
-from benchmarks.consumer import config
-from benchmarks.harness import brokers, create_topics, enrol, fill
+from benchmarks.consumer import JOIN_SECONDS, config
+from benchmarks.harness import Bench, Run, Stopwatch, create_topics, enrol, fill, run_script
+from benchmarks.page import HANDLER_MS, IDEAL_WORKERS, WORKERS
+from benchmarks.parallel_consumer import ParallelConsumer, parallel_consumer
+from kpsplit.errors import KpsplitError
 
-HANDLER_SECONDS = 0.005
-WORKERS = (1, 2, 4, 8, 16, 32, 64)
-SECONDS_A_STEP = 3.0
-BUFFER_BYTES = 16 * 1024 * 1024
-LARGE = b"x" * 50_000
+BARE_SECONDS = 1.0
+PEER = "peer"
+KINDS = ("threads", "coroutines")
 
-
-class Handler:
-    """Waits 5 ms for each record, and notes when; ``enough`` is called with the last one that is wanted."""
-
-    def __init__(self, workers: int, enough: Callable[[], None]) -> None:
-        self._lock = threading.Lock()
-        self._wanted = int(workers * SECONDS_A_STEP / HANDLER_SECONDS)
-        self._times: list[float] = []
-        self._enough = enough
-
-    def __call__(self, _record: object) -> None:
-        """Work on one record."""
-        time.sleep(HANDLER_SECONDS)
-        with self._lock:
-            self._times.append(time.perf_counter())
-            if len(self._times) == self._wanted:
-                self._enough()
-
-    def rate(self) -> float:
-        """Return records per second, without the beginning: joining the group is not the matter."""
-        settled = self._times[self._wanted // 5 : self._wanted]
-        return (len(settled) - 1) / (settled[-1] - settled[0])
+Cell = dict[str, Run]
+"""What a record takes, for each side: of run() by its kind, of what is bare by ``bare.`` and the kind."""
 
 
-def bare_threads(workers: int) -> float:
-    """Return the rate of threads that only call the handler."""
+class Meter:
+    """Counts calls of a handler, and measures them in a thread of its own once they have settled."""
+
+    def __init__(self, settle: float, seconds: float, enough: Callable[[], None]) -> None:
+        self._settle, self._seconds, self._enough = settle, seconds, enough
+        self._done: list[None] = []
+        self.note = self._done.append
+        """Called after each record with None. It needs no lock."""
+        self._run: Run | None = None
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        end = time.monotonic() + JOIN_SECONDS
+        while not self._done and time.monotonic() < end:
+            time.sleep(0.005)
+        time.sleep(self._settle)
+        before, watch = len(self._done), Stopwatch()
+        time.sleep(self._seconds)
+        records, run = len(self._done) - before, watch.stop()
+        if records:
+            self._run = Run(run.wall / records, run.cpu / records)
+        self._enough()
+
+    def run(self, of: float = float("inf")) -> Run:
+        """Return what a record took. ``of``: how many records there were."""
+        self._thread.join()
+        if self._run is None or len(self._done) >= of:
+            raise SystemExit(f"{len(self._done)} records were processed, of {of}")
+        return self._run
+
+
+def handler(kind: str, meter: Meter, handler_ms: int) -> Callable[[object], Any]:
+    """Return a handler that waits, and is counted."""
+    seconds, note = handler_ms / 1000, meter.note
+
+    def wait(_record: object) -> None:
+        time.sleep(seconds)
+        note(None)
+
+    async def wait_async(_record: object) -> None:
+        await asyncio.sleep(seconds)
+        note(None)
+
+    return wait if kind == "threads" else wait_async
+
+
+def bare(kind: str, workers: int, handler_ms: int) -> Run:
+    """Return what a record takes where nothing is done but to call the handler."""
     done = threading.Event()
-    handler = Handler(workers, done.set)
+    meter = Meter(BARE_SECONDS / 2, BARE_SECONDS, done.set)
+    call = handler(kind, meter, handler_ms)
 
-    def work() -> None:
+    def thread() -> None:
         while not done.is_set():
-            handler(None)
+            call(None)
 
-    threads = [threading.Thread(target=work) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return handler.rate()
+    async def task() -> None:
+        while not done.is_set():
+            await call(None)
 
+    async def tasks() -> None:
+        await asyncio.gather(*(task() for _ in range(workers)))
 
-def speed_up(bootstrap: str, topic: str, workers: int) -> float:
-    """Return the part of the ideal speed that this number of workers reaches."""
-    bare = bare_threads(workers)
-    consumer = kpsplit.Consumer(config(bootstrap, f"bench-run-{workers}-{time.time_ns()}"))
-    consumer.subscribe([topic])
-    handler = Handler(workers, consumer.stop)
-    consumer.run(handler, workers=workers)
-    consumer.close()
-    return handler.rate() / bare
-
-
-def stalled_memory(bootstrap: str, topic: str) -> tuple[float, float]:
-    """Return the MiB by which a process grows whose application stops, and what its backlog holds.
-
-    Who writes the backlog and the consumer have processes of their own: nothing else grows or shrinks there.
-    """
-    records = 300 * 1024 * 1024 // len(LARGE)
-    with ProcessPoolExecutor(1, get_context("spawn")) as writing:
-        writing.submit(fill_large, bootstrap, topic, records).result()
-    with ProcessPoolExecutor(1, get_context("spawn")) as stalling:
-        grown = stalling.submit(stall, bootstrap, topic).result()
-    return grown / 1024 / 1024, records * len(LARGE) / 1024 / 1024
+    if inspect.iscoroutinefunction(call):
+        asyncio.run(tasks())
+    else:
+        threads = [threading.Thread(target=thread) for _ in range(workers)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    return meter.run()
 
 
-def fill_large(bootstrap: str, topic: str, records: int) -> None:
-    with kpsplit.Producer({"bootstrap.servers": bootstrap}) as producer:
-        for number in range(records):
-            while True:
-                try:
-                    producer.produce(topic, LARGE, b"key-%d" % number)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
+class Grid:
+    """Measures all sides with one number of workers and one handler after the other."""
+
+    def __init__(self, bench: Bench, topic: str, peer: ParallelConsumer | None) -> None:
+        self._bootstrap, self._topic, self._peer = bench.bootstrap, topic, peer
+        self._records = bench.size(800_000, 60_000)
+        self._settle, self._seconds = bench.size(3, 1), bench.size(3, 1)
+        self._reversed = False
+        self.cells: dict[tuple[int, int], Cell] = {}
+        """By the handler's milliseconds, and by workers."""
+
+    def prepare(self) -> None:
+        """Write the records that every run reads anew, and let the peer compile its code."""
+        fill(self._bootstrap, self._topic, self._records)
+        if self._peer is not None:
+            self._peers(self._peer, max(WORKERS), min(HANDLER_MS))
+
+    def measure(self, handler_ms: int, workers: int) -> None:
+        """Run all sides; which begins alternates."""
+        sides: dict[str, Callable[[int, int], Run]] = {}
+        for kind in KINDS:
+            sides[f"bare.{kind}"] = partial(bare, kind)
+            sides[kind] = partial(self._ours, kind)
+        if self._peer is not None:
+            sides[PEER] = partial(self._peers, self._peer)
+        names = sorted(sides, reverse=self._reversed)
+        self._reversed = not self._reversed
+        self.cells[handler_ms, workers] = {name: sides[name](workers, handler_ms) for name in names}
+        rates = ", ".join(f"{name} {rate(run)}" for name, run in self.cells[handler_ms, workers].items())
+        print(f"handler {handler_ms} ms, {workers} workers, records/s: {rates}", flush=True)
+
+    def _ours(self, kind: str, workers: int, handler_ms: int) -> Run:
+        consumer = kpsplit.Consumer(config(self._bootstrap, f"bench-run-{time.time_ns()}"))
+        consumer.subscribe([self._topic])
+        meter = Meter(self._settle, self._seconds, consumer.stop)
+        consumer.run(handler(kind, meter, handler_ms), workers=workers)
+        consumer.close()
+        return meter.run(self._records)
+
+    def _peers(self, peer: ParallelConsumer, workers: int, handler_ms: int) -> Run:
+        return peer.run(workers, handler_ms, self._settle, self._seconds, self._records)
 
 
-def stall(bootstrap: str, topic: str) -> int:
-    """Return the bytes by which this process has grown at most while the application does not poll."""
-    more = {"kpsplit_fetch_buffer_bytes": BUFFER_BYTES}
-    consumer = kpsplit.Consumer(config(bootstrap, f"bench-stalled-{time.time_ns()}", **more))
-    before = most = psutil.Process().memory_info().rss
-    consumer.subscribe([topic])
-    while consumer.poll(0.5) is None:
-        pass
-    for _ in range(100):
-        time.sleep(0.1)
-        most = max(most, psutil.Process().memory_info().rss)
-    consumer.close()
-    return most - before
+def rate(run: Run) -> str:
+    """Return records per second as text."""
+    return f"{1 / run.wall:,.0f}"
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--records", type=int, default=600_000)
-    parser.add_argument("--bootstrap-server")
-    parser.add_argument("--only", choices=["workers", "memory"])
-    options = parser.parse_args()
-    with brokers(options.bootstrap_server) as bootstrap:
-        topics = [f"bench-{kind}-{time.time_ns()}" for kind in ("read", "large")]
-        create_topics(bootstrap, topics)
-        enrol(bootstrap, topics)
-        if options.only != "memory":
-            fill(bootstrap, topics[0], options.records)
-            for workers in WORKERS:
-                part = speed_up(bootstrap, topics[0], workers)
-                print(f"run(workers={workers}): {part:.2f} of the ideal speed", flush=True)
-        if options.only != "workers":
-            grown, backlog = stalled_memory(bootstrap, topics[1])
-            bound = BUFFER_BYTES / 1024 / 1024
-            print(f"stalled: {grown:.1f} MiB grown; buffer {bound:.0f} MiB, backlog {backlog:.0f} MiB")
+def listed(cells: Mapping[tuple[int, int], Cell], name: str) -> str:
+    """Return the rates of one side as text."""
+    return " / ".join(rate(cell[name]) for cell in cells.values())
+
+
+def measure(bench: Bench) -> None:
+    """Measure all rows of handlers that wait."""
+    topic = f"bench-run-{time.time_ns()}"
+    create_topics(bench.bootstrap, [topic])
+    enrol(bench.bootstrap, [topic])
+    missing = ""
+    with ExitStack() as stack:
+        try:
+            peer = stack.enter_context(parallel_consumer(bench.bootstrap, topic))
+        except KpsplitError as error:
+            peer, missing = None, f"there is no peer here: {str(error).splitlines()[0]}"
+        grid = Grid(bench, topic, peer)
+        grid.prepare()
+        for handler_ms in HANDLER_MS:
+            for workers in WORKERS[: bench.size(len(WORKERS), 2)]:
+                of_peer = [f"run.{kind}.{handler_ms}" for kind in KINDS]
+                ideal = [f"run.{kind}.ideal.{workers}" for kind in KINDS if workers in IDEAL_WORKERS]
+                if bench.wants(*of_peer, *ideal):
+                    grid.measure(handler_ms, workers)
+    for kind in KINDS:
+        for handler_ms in HANDLER_MS:
+            cells = {at: cell for at, cell in grid.cells.items() if at[0] == handler_ms}
+            note_peer(bench, f"run.{kind}.{handler_ms}", kind, cells, missing)
+        for workers in IDEAL_WORKERS:
+            cells = {at: cell for at, cell in grid.cells.items() if at[1] == workers}
+            note_ideal(bench, f"run.{kind}.ideal.{workers}", kind, cells)
+
+
+def note_peer(
+    bench: Bench, name: str, kind: str, cells: Mapping[tuple[int, int], Cell], missing: str
+) -> None:
+    """Note one handler's ratios to the peer, for each number of workers."""
+    if not bench.wants(name):
+        return
+    if missing:
+        bench.note(name, (), note=missing)
+        return
+    ratios = " / ".join(f"{cell[PEER].wall / cell[kind].wall:.2f}" for cell in cells.values())
+    workers = " / ".join(str(count) for _, count in cells)
+    note = (
+        f"{ratios} with {workers} workers; records/s {listed(cells, kind)}, "
+        f"of the peer {listed(cells, PEER)}, of what is bare {listed(cells, f'bare.{kind}')}"
+    )
+    bench.note_runs(name, [(cell[kind], cell[PEER]) for cell in cells.values()], note)
+
+
+def note_ideal(bench: Bench, name: str, kind: str, cells: Mapping[tuple[int, int], Cell]) -> None:
+    """Note the ratios to what is bare with one number of workers, for each handler."""
+    if bench.wants(name) and cells:
+        values = [cell[f"bare.{kind}"].wall / cell[kind].wall for cell in cells.values()]
+        parts = " / ".join(f"{value:.2f}" for value in values)
+        of_time = " / ".join(f"{ms / 1000 / n / cell[kind].wall:.2f}" for (ms, n), cell in cells.items())
+        handlers = " / ".join(str(ms) for ms, _ in cells)
+        note = f"{parts} with handlers of {handlers} ms; of workers divided by the handler's time {of_time}"
+        bench.note(name, values, note=note)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)

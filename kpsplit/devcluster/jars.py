@@ -357,16 +357,25 @@ def expected_jars() -> Mapping[str, str]:
 
 def ensure_jars(java: Java | None = None, cache: Path | None = None) -> Path:
     """The folder with Kafka's jars, in ``cache``; downloaded first if that is needed, with ``java``."""
-    folder = (cache or cache_folder()) / f"kafka-{KAFKA_VERSION}"
-    expected = expected_jars()
+    named = f"Kafka {KAFKA_VERSION}", _HERE / "ivy.xml", ("the embedded cluster", "demo")
+    wanted = WantedJars(*named, expected_jars(), next_step=_NEXT_STEP)
+    return ensure(wanted, (cache or cache_folder()) / f"kafka-{KAFKA_VERSION}", java)
+
+
+def ensure(wanted: WantedJars, folder: Path, java: Java | None = None) -> Path:
+    """Return a folder that holds the expected jars and nothing else; they are fetched if they are not there.
+
+    Raises:
+        KpsplitError: no Java, no PySpark, no network, or not the jars that are expected.
+    """
     with locked(folder):
-        wrong = faults(folder, expected)
+        wrong = faults(folder, wanted.expected)
         if wrong and folder.exists():
-            sys.stderr.write(f"kpsplit: Kafka's jars are fetched again: {'; '.join(wrong[:3])}\n")
+            sys.stderr.write(
+                f"kpsplit: the jars of {wanted.name} are fetched again: {'; '.join(wrong[:3])}\n"
+            )
         if wrong:
             runtime = java or find_java()
-            named = f"Kafka {KAFKA_VERSION}", _HERE / "ivy.xml", ("the embedded cluster", "demo")
-            wanted = WantedJars(*named, expected, next_step=_NEXT_STEP)
             put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
     return folder
 

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, page, table
+from benchmarks import harness, page, parallel_consumer, table
+from kpsplit.devcluster import jars
+from kpsplit.errors import KpsplitError
 
 ROOT = Path(__file__).parents[2]
 RATIO = page.Row("some.ratio", "a ratio", 0.9)
 TIME = page.Row("some.time", "a time", 100.0, at_most=True, unit="ms", quantile=0.99)
+
+EVERYWHERE = page.Row("some.least", "the least ratio", 1.0, quantile=0.0)
 
 
 def record(**rows: page.Values) -> page.Record:
@@ -68,6 +72,38 @@ def test_a_row_without_values_is_not_measured() -> None:
     assert line_of(page.render(page.NOTHING), "range commit")[1:] == [*"–––", "at most 1.10", "not measured"]
 
 
+def test_a_row_that_has_no_peer_here_says_so() -> None:
+    bench = harness.Bench("", False, "")
+    bench.note("run.threads.5", (), note="there is no peer here: no Java")
+    text = page.render(replace(record(), rows=bench.found))
+    what = next(row.what for _, row in page.rows() if row.name == "run.threads.5")
+    assert line_of(text, what)[5] == "not measured"
+    assert f"* {what}: there is no peer here: no Java" in text
+    assert "0 of 0 meet their aim" in text
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Exception in thread: java.lang.InternalError: no compiler' >&2", "no compiler"),
+        ("exit 1", "it gave no reason"),
+    ],
+)
+def test_a_runtime_that_cannot_run_the_peer_is_an_error_with_its_reason(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "java"
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    monkeypatch.setattr(parallel_consumer, "find_java", lambda: jars.Java(java, 17))
+    monkeypatch.setattr(parallel_consumer, "ensure", lambda *_: tmp_path)
+    with (
+        pytest.raises(KpsplitError, match=reason),
+        parallel_consumer.parallel_consumer("localhost:1", "no-topic"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("row", "wall", "cpu", "said"),
     [
@@ -78,6 +114,8 @@ def test_a_row_without_values_is_not_measured() -> None:
         (RATIO, (0.95,), (0.8996,), "wall met, CPU **missed by 0.001**"),
         (TIME, (10.0,) * 99 + (500.0,), (), "met"),
         (TIME, (10.0,) * 98 + (300.0, 500.0), (), "**missed by 200.0 ms**"),
+        (EVERYWHERE, (1.2, 1.0, 1.3), (), "met"),
+        (EVERYWHERE, (1.2, 0.7, 1.3), (2.0, 0.9, 3.0), "wall **missed by 0.300**, CPU **missed by 0.100**"),
     ],
 )
 def test_an_aim_is_met_by_the_value_that_it_is_about_or_missed_by_so_much(
@@ -111,6 +149,15 @@ def test_a_name_stands_for_one_row_and_every_script_is_there() -> None:
     for script in page.scripts():
         source = (ROOT / "benchmarks" / f"{script}.py").read_text("utf-8")
         assert "run_script(__doc__, measure)" in source
+
+
+def test_every_script_is_in_the_table_or_named_where_the_page_and_make_say_what_is_left_out() -> None:
+    sources = {path.stem: path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    runnable = {name for name, source in sources.items() if "__main__" in source} - {"table"}
+    left_out = set(re.findall(r"`make bench BENCH=(\w+)`", " ".join(page.NOT_MEASURED)))
+    assert set(page.scripts()) | left_out == runnable
+    named = re.search(r"BENCH=([\w, ]+): what it leaves out", (ROOT / "Makefile").read_text("utf-8"))
+    assert named is not None and set(named[1].split(", ")) == left_out
 
 
 def test_a_part_of_the_table_runs_the_scripts_that_have_such_rows() -> None:

@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import tenacity
+from confluent_kafka import Message
 
 from kpsplit.clock import Deadline
 from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
@@ -96,6 +98,31 @@ def test_every_record_is_worked_on_once_in_the_order_of_its_key(team: Start) -> 
     eventually(
         lambda: [c.positions for c in crew.work_queue.cursor(WHOLE_SLOT)] == [{0: 1000}], "all positions"
     )
+
+
+class Unreadable(Message):
+    """A record with a header name that is no text: asked a second time the client would end the process."""
+
+    _headers: list[Any] | None = None
+
+    def headers(self) -> Any:
+        if self._headers is None:
+            self._headers = [None]
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        assert self._headers != [None], "a segmentation fault"
+        return self._headers
+
+    def set_headers(self, headers: Any) -> None:
+        self._headers = headers
+
+
+def test_a_handler_may_ask_for_headers_that_cannot_be_read(team: Start) -> None:
+    found: list[Any] = []
+    crew = team(1, lambda record: found.append(record.headers()))
+    unreadable = Unreadable(topic="orders", partition=3, offset=0, key=A, value=b"v")
+    crew.work_queue.offer(replace(batch([A]), messages=[unreadable]))
+    eventually(lambda: crew.work_queue.stats().processed or crew.work_queue.error, "the record")
+    assert found == [[]]
 
 
 def test_as_many_keys_as_workers_are_worked_on_at_once(team: Start) -> None:

@@ -149,7 +149,10 @@ def size_of(messages: list[Message]) -> int:
 
 def header_bytes(message: Message) -> int:
     """Return what the headers of a message take in memory, roughly."""
-    return sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in headers_of(message) or ())
+    taken = 0
+    for name, value in headers_of(message) or ():
+        taken += len(name) + len(value or b"") + HEADER_BYTES
+    return taken
 
 
 class RecordReader(Protocol):

@@ -243,7 +243,7 @@ class LaneScheduler:
             self._tables[parent] = ([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
 
     def divide(self, batch: Batch) -> Parts:
-        """Return a batch's records by lane; changes nothing but the count of records."""
+        """Return a batch's records by lane; counts them, and makes their headers readable."""
         lows, highs, lanes = self._tables[batch.parent]
         segment, number = batch.segment, self._numbers
         plain = segment.range == WHOLE

@@ -118,12 +118,14 @@ class ThreadWorkers:
 
     def _next(self, done: Lane | None = None, outputs: tuple[Output, ...] = ()) -> Lane | None:
         """Note that a lane's record was processed, then wait for a lane; None when the run is over."""
-        with self._condition:
+        work_queue = self._work_queue
+        with work_queue.lock:  # the condition's
             if done is not None:
-                self._work_queue.processed(done, outputs)
-            while not self._work_queue.closed:
-                self._wake_rested()
-                lane = self._work_queue.take()
+                work_queue.processed(done, outputs)
+            while not work_queue.closed:
+                if self._resting:
+                    self._wake_rested()
+                lane = work_queue.take()
                 if lane is not None:
                     return lane
                 self._sleep()
