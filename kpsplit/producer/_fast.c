@@ -6,8 +6,9 @@
 
    Only CPython's API: librdkafka is called by confluent-kafka's methods. The global interpreter lock is held
    throughout, and no bytecode runs between the steps. So no signal handler and no other thread comes in
-   between, but in what is called: librdkafka's produce() (handlers, where there are headers), helpers in
-   Python, the application's callback, and finalizers where an object of the garbage collector is made. */
+   between, but in what is called: librdkafka's produce() (handlers, where there are headers) and its poll(),
+   helpers in Python, the application's callback, and finalizers where an object of the garbage collector is
+   made. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
