@@ -1,18 +1,20 @@
-/* What a record costs, compiled: produce(), and the report of a record that has a stamp.
+/* What a record costs, compiled: produce(), its reports, and poll(0).
 
-   Each takes the common case only, and decides it as its version in Python does (sending.py: the reasons
-   stand there). Everything else goes to that version, with the arguments as they came. Where a decision
+   Each takes the common case only, and decides it as its version in Python does (sending.py and polling.py:
+   the reasons stand there). Everything else goes to that version, with the arguments as they came. Where a decision
    changes, both change: the tests of the Producer run on both.
 
    Only CPython's API: librdkafka is called by confluent-kafka's methods. The global interpreter lock is held
    throughout, and no bytecode runs between the steps. So no signal handler and no other thread comes in
-   between, but in what is called: librdkafka's produce() (handlers, where there are headers), helpers in
-   Python, the application's callback, and finalizers where an object of the garbage collector is made. */
+   between, but in what is called: librdkafka's produce() (handlers, where there are headers) and its poll(),
+   helpers in Python, the application's callback, and finalizers where an object of the garbage collector is
+   made. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION)
 #error "this needs CPython's global interpreter lock; without it the producer's calls are in Python"
@@ -22,28 +24,34 @@
 #endif
 #define MULTIPLIER 1640531527u
 
-static PyObject *zero, *anywhere, *monotonic_name, *offset_name, *lease_until_name;
+static PyObject *zero, *anywhere, *monotonic_name, *offset_name;
 
 /* -- what is learned of the Python side -------------------------------------------------------------- */
 
-/* The slots of RouteWriter, then those of PartitionSendState. Their __init__ sets each, nothing deletes one. */
+/* The slots of RouteWriter, of PartitionSendState, and of ProducerState. Their __init__ sets each, nothing
+   deletes one. */
 enum { OPEN, SENT, DONE, W_TOPIC, W_PARTITION, STAMP_PREFIX, GOOD_UNTIL, IDENTITY, LAST_NUMBER, LAST_OFFSET,
-       SEGMENT, PARENT, WRITER_SLOTS, NEXT_SEQUENCE = WRITER_SLOTS, BOUNDS, WRITERS, SLOTS };
+       SEGMENT, PARENT, WRITER_SLOTS, NEXT_SEQUENCE = WRITER_SLOTS, BOUNDS, WRITERS, SEND_STATE_SLOTS,
+       LEASE_UNTIL = SEND_STATE_SLOTS, COLLECTING, FORKED, SLOTS };
 static const char *const slot_names[SLOTS] = {
     "open", "sent", "done", "topic", "partition", "stamp_prefix", "good_until", "identity", "last_number",
-    "last_offset", "segment", "parent", "next_sequence", "bounds", "writers"};
+    "last_offset", "segment", "parent", "next_sequence", "bounds", "writers", "lease_until",
+    "collecting", "forked"};
 static Py_ssize_t slot_at[SLOTS];
-static PyTypeObject *writer_type, *send_state_type;
-static PyObject *names, *complete_stamp, *wrapped_one;
+static PyTypeObject *writer_type, *send_state_type, *state_type;
+static PyObject *names, *complete_stamp, *wrapped_one, *system_clock;
+static int clock_id; /* the system's clock of system_clock, -1: it has none */
 #define SLOT(object, slot) (*(PyObject **)((char *)(object) + slot_at[slot]))
 
 static PyObject *learn(PyObject *module, PyObject *given)
 {
-    PyObject *type[2], *scope, *complete, *wrapped;
-    if (!PyArg_ParseTuple(given, "O!O!O!OO", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyDict_Type, &scope,
-                          &complete, &wrapped)) return NULL;
+    PyObject *type[3], *scope, *complete, *wrapped, *clock;
+    int id;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!OO(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
+                          &type[2], &PyDict_Type, &scope, &complete, &wrapped, &clock, &id)) return NULL;
     for (int i = 0; i < SLOTS; i++) {
-        PyObject *member = PyObject_GetAttrString(type[i >= WRITER_SLOTS], slot_names[i]);
+        PyObject *member = PyObject_GetAttrString(
+            type[(i >= WRITER_SLOTS) + (i >= SEND_STATE_SLOTS)], slot_names[i]);
         if (!member) return NULL;
         if (!Py_IS_TYPE(member, &PyMemberDescr_Type)) {
             Py_DECREF(member);
@@ -54,9 +62,12 @@ static PyObject *learn(PyObject *module, PyObject *given)
     }
     Py_XSETREF(writer_type, (PyTypeObject *)Py_NewRef(type[0])); /* the same again for each Producer */
     Py_XSETREF(send_state_type, (PyTypeObject *)Py_NewRef(type[1]));
+    Py_XSETREF(state_type, (PyTypeObject *)Py_NewRef(type[2]));
     Py_XSETREF(names, Py_NewRef(scope));
     Py_XSETREF(complete_stamp, Py_NewRef(complete));
     Py_XSETREF(wrapped_one, Py_NewRef(wrapped));
+    Py_XSETREF(system_clock, Py_NewRef(clock));
+    clock_id = id;
     Py_RETURN_NONE;
 }
 
@@ -80,6 +91,14 @@ static int now(double *seconds) /* by its name: a simulation shows another clock
         if (!PyErr_Occurred()) PyErr_SetObject(PyExc_NameError, monotonic_name);
         return -1;
     }
+#ifdef CLOCK_REALTIME
+    struct timespec read_at; /* as Python reads it, without two calls and a float */
+    if (clock == system_clock && clock_id >= 0 && !clock_gettime((clockid_t)clock_id, &read_at)) {
+        Py_DECREF(clock);
+        *seconds = (double)(read_at.tv_sec * INT64_C(1000000000) + read_at.tv_nsec) / 1e9;
+        return 0;
+    }
+#endif
     read = PyObject_CallNoArgs(clock);
     Py_DECREF(clock);
     if (!read) return -1;
@@ -181,17 +200,136 @@ static PyObject *report(PyObject *module, PyObject *given)
     return new_report(python, only_errors, record);
 }
 
-/* -- produce() --------------------------------------------------------------------------------------- */
+/* -- the report of a record of a topic that is not enrolled ------------------------------------------- */
+
+/* ``report(callback, error, message)`` of Python, bound to its callback; the collector does not look at it
+   either. The application's callback as it is would run wherever librdkafka's reports are taken. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *python, *state, *callback;
+} PlainReport;
+static PyTypeObject PlainReportType;
+/* The newest one, while librdkafka has it (no reference): records that share a callback share the report. */
+static PlainReport *newest;
+
+static PyObject *plain_report(PyObject *python, PyObject *state, PyObject *callback)
+{
+    PlainReport *self = newest;
+    if (self && self->callback == callback && self->state == state) return Py_NewRef(self);
+    if (!(self = newest = PyObject_New(PlainReport, &PlainReportType))) return NULL;
+    self->python = Py_NewRef(python);
+    self->state = Py_NewRef(state);
+    self->callback = Py_NewRef(callback);
+    return (PyObject *)self;
+}
+
+static void plain_report_dealloc(PlainReport *self)
+{
+    if (newest == self) newest = NULL;
+    Py_DECREF(self->python);
+    Py_DECREF(self->state);
+    Py_DECREF(self->callback);
+    PyObject_Free(self);
+}
+
+static PyObject *plain_report_call(PlainReport *self, PyObject *given, PyObject *named)
+{
+    PyObject *error, *message;
+    if (SLOT(self->state, COLLECTING) == Py_False) return PyObject_Call(self->callback, given, named);
+    if (!PyArg_UnpackTuple(given, "report", 2, 2, &error, &message)) return NULL;
+    return PyObject_CallFunctionObjArgs(self->python, self->callback, error, message, NULL);
+}
+
+static PyMemberDef plain_report_members[] = {
+    {"__func__", T_OBJECT, offsetof(PlainReport, python), READONLY, "As a method's."}, {NULL}};
+static PyTypeObject PlainReportType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kpsplit.producer._fast.PlainReport",
+    .tp_basicsize = sizeof(PlainReport),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)plain_report_dealloc,
+    .tp_call = (ternaryfunc)plain_report_call,
+    .tp_members = plain_report_members,
+};
+
+/* -- what both calls are ----------------------------------------------------------------------------- */
 
 /* As a tuple: it refers to what was there before it, and is never changed. So any cycle through it has an
    object that the collector can clear (the Producer's dictionary), and it needs no tp_clear. */
-enum { PYTHON, SEND, REPORT, ONLY_ERRORS, PLAIN_REPORT, STATE, ROUTES, PLAIN, TAKE, GIVE, WANTED, HEADER,
-       DEFAULT_CALLBACK, WITH_STAMP, REFUSED, CRC32, ONLY_STAMP, HAS };
+enum { PYTHON, STATE, TAKE, GIVE, OWN };
+enum { SEND = OWN, REPORT, ONLY_ERRORS, PLAIN_REPORT, ROUTES, PLAIN, WANTED, HEADER, DEFAULT_CALLBACK, WITH_STAMP,
+       REFUSED, CRC32, ONLY_STAMP, HAS };                                    /* of produce() */
+enum { POLL = OWN, QUEUED, WAITING, INSIDE, IN_A_CALL, RUN_QUEUED, POLL_HAS }; /* of poll() */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *has[HAS];
-} Produce;
+} Call;
+static PyTypeObject CallType;
+
+static PyObject *new_call(vectorcallfunc call, PyObject *const *has, int many)
+{
+    Call *self = PyObject_GC_New(Call, &CallType);
+    if (!self) return NULL;
+    self->call = call;
+    for (int i = 0; i < HAS; i++) self->has[i] = i < many ? Py_NewRef(has[i]) : NULL;
+    PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+static int call_traverse(Call *self, visitproc visit, void *arg)
+{
+    for (int i = 0; i < HAS; i++) Py_VISIT(self->has[i]);
+    return 0;
+}
+
+static void call_dealloc(Call *self)
+{
+    PyObject_GC_UnTrack(self);
+    for (int i = 0; i < HAS; i++) Py_XDECREF(self->has[i]);
+    PyObject_GC_Del(self);
+}
+
+static PyObject *call_attribute(Call *self, PyObject *name) /* __name__ and the like, as the version in Python */
+{
+    PyObject *found = PyObject_GenericGetAttr((PyObject *)self, name);
+    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+    PyErr_Clear();
+    return PyObject_GetAttr(self->has[PYTHON], name);
+}
+
+static PyMemberDef call_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Call, has), READONLY, "The version in Python."}, {NULL}};
+static PyTypeObject CallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kpsplit.producer._fast.Call",
+    .tp_basicsize = sizeof(Call),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC |
+                Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_dealloc = (destructor)call_dealloc,
+    .tp_traverse = (traverseproc)call_traverse,
+    .tp_call = PyVectorcall_Call,
+    .tp_getattro = (getattrofunc)call_attribute,
+    .tp_vectorcall_offset = offsetof(Call, call),
+    .tp_members = call_members,
+};
+
+static int is_taken(PyObject *take) /* 0: the lock is not free; that it waits for it is Python's */
+{
+    PyObject *token = PyObject_CallNoArgs(take);
+    if (!token) PyErr_Clear();
+    Py_XDECREF(token);
+    return token != NULL;
+}
+
+static void give_back(PyObject *give) /* whatever was raised */
+{
+    PyObject *kind, *error, *trace, *done;
+    PyErr_Fetch(&kind, &error, &trace);
+    if (!(done = PyObject_CallOneArg(give, Py_None))) PyErr_WriteUnraisable(give);
+    Py_XDECREF(done);
+    PyErr_Restore(kind, error, trace);
+}
+
+/* -- produce() --------------------------------------------------------------------------------------- */
 
 enum { TOPIC, VALUE, KEY, AT, ON_REPORT, ON_DELIVERY, TIMESTAMP, HEADERS, ARGUMENTS };
 static const char *const argument_names[ARGUMENTS] = {
@@ -206,7 +344,7 @@ static PyObject *inside(PyObject *module, PyObject *nothing)
 }
 
 /* Sort the arguments, and fill in what was not given. 0: there is something that only Python knows. */
-static int are_given(Produce *self, PyObject *const *args, Py_ssize_t many, PyObject *named, PyObject **given)
+static int are_given(Call *self, PyObject *const *args, Py_ssize_t many, PyObject *named, PyObject **given)
 {
     PyObject *const defaults[ARGUMENTS] = {NULL, Py_None, Py_None, anywhere, Py_None, Py_None, zero, Py_None};
     Py_ssize_t more = named ? PyTuple_GET_SIZE(named) : 0;
@@ -226,7 +364,7 @@ static int are_given(Produce *self, PyObject *const *args, Py_ssize_t many, PyOb
     return given[TOPIC] && PyUnicode_CheckExact(given[TOPIC]);
 }
 
-static PyObject *send(Produce *self, PyObject *topic, PyObject *key, PyObject *at, PyObject *bound,
+static PyObject *send(Call *self, PyObject *topic, PyObject *key, PyObject *at, PyObject *bound,
                       PyObject *headers, PyObject *const *given)
 {
     PyObject *const all[] = {topic, given[VALUE], key, at, bound, Py_None, given[TIMESTAMP], headers};
@@ -277,7 +415,7 @@ static PyObject *writer_of(PyObject *send_state, uint32_t hash)
 }
 
 /* All headers of a record (a new reference). */
-static PyObject *stamped(Produce *self, PyObject *headers, PyObject *stamp)
+static PyObject *stamped(Call *self, PyObject *headers, PyObject *stamp)
 {
     PyObject *only = self->has[ONLY_STAMP], *all, *pair; /* one for all: librdkafka copies it, and the lock is ours */
     if (!header_count(headers)) return PyDict_SetItem(only, self->has[HEADER], stamp) < 0 ? NULL : Py_NewRef(only);
@@ -291,7 +429,7 @@ static PyObject *stamped(Produce *self, PyObject *headers, PyObject *stamp)
 }
 
 /* The call of librdkafka raised: Python decides what to take back. It may raise another error instead. */
-static void refused(Produce *self, PyObject *const *record)
+static void refused(Call *self, PyObject *const *record)
 {
     PyObject *kind, *error, *trace, *said;
     PyErr_Fetch(&kind, &error, &trace);
@@ -309,7 +447,7 @@ static void refused(Produce *self, PyObject *const *record)
 }
 
 /* The lock is ours. NULL without an error: only Python knows. */
-static PyObject *send_stamped(Produce *self, PyObject *send_state, PyObject *key, uint32_t hash,
+static PyObject *send_stamped(Call *self, PyObject *send_state, PyObject *key, uint32_t hash,
                               PyObject *const *given)
 {
     PyObject *writer = writer_of(send_state, hash), *sequence, *stamp = NULL, *every = NULL, *bound = NULL;
@@ -341,43 +479,25 @@ static PyObject *send_stamped(Produce *self, PyObject *send_state, PyObject *key
 /* -- of a topic that is not enrolled ---- */
 
 /* The lock is ours. NULL without an error: only Python knows. */
-static PyObject *send_plain(Produce *self, PyObject *const *given)
+static PyObject *send_plain(Call *self, PyObject *const *given)
 {
-    PyObject *until, *bound, *result;
+    PyObject *bound, *result;
     double at, lease;
-    int is_plain = PySet_Contains(self->has[PLAIN], given[TOPIC]);
-    if (is_plain <= 0 || !(until = PyObject_GetAttr(self->has[STATE], lease_until_name))) return NULL;
-    lease = PyFloat_AsDouble(until);
-    Py_DECREF(until);
-    if ((lease == -1.0 && PyErr_Occurred()) || now(&at) < 0 || at >= lease) return NULL;
-    bound = given[ON_REPORT] == Py_None ? Py_NewRef(Py_None)
-                                        : PyMethod_New(self->has[PLAIN_REPORT], given[ON_REPORT]);
+    if (PySet_Contains(self->has[PLAIN], given[TOPIC]) <= 0 || now(&at) < 0) return NULL;
+    lease = PyFloat_AsDouble(SLOT(self->has[STATE], LEASE_UNTIL));
+    if ((lease == -1.0 && PyErr_Occurred()) || at >= lease) return NULL;
+    if (given[ON_REPORT] == Py_None) bound = Py_NewRef(Py_None);
+    else if (self->has[ONLY_ERRORS] == Py_True) bound = PyMethod_New(self->has[PLAIN_REPORT], given[ON_REPORT]);
+    else bound = plain_report(self->has[PLAIN_REPORT], self->has[STATE], given[ON_REPORT]);
     if (!bound) return NULL;
     result = send(self, given[TOPIC], given[KEY], given[AT], bound, given[HEADERS], given);
     Py_DECREF(bound);
     return result;
 }
 
-/* -- both ---- */
+/* -- of any topic ---- */
 
-static int is_taken(PyObject *take) /* 0: the lock is not free; that it waits for it is Python's */
-{
-    PyObject *token = PyObject_CallNoArgs(take);
-    if (!token) PyErr_Clear();
-    Py_XDECREF(token);
-    return token != NULL;
-}
-
-static void give_back(PyObject *give) /* whatever was raised */
-{
-    PyObject *kind, *error, *trace, *done;
-    PyErr_Fetch(&kind, &error, &trace);
-    if (!(done = PyObject_CallOneArg(give, Py_None))) PyErr_WriteUnraisable(give);
-    Py_XDECREF(done);
-    PyErr_Restore(kind, error, trace);
-}
-
-static PyObject *produce(Produce *self, PyObject *const *args, size_t flags, PyObject *named)
+static PyObject *produce(Call *self, PyObject *const *args, size_t flags, PyObject *named)
 {
     PyObject *given[ARGUMENTS] = {NULL}, *routes = NULL, *key = NULL, *crc = NULL, *result = NULL;
     Py_ssize_t count = 0;
@@ -408,61 +528,97 @@ done:
     return PyObject_Vectorcall(self->has[PYTHON], args, flags, named);
 }
 
-static int produce_traverse(Produce *self, visitproc visit, void *arg)
-{
-    for (int i = 0; i < HAS; i++) Py_VISIT(self->has[i]);
-    return 0;
-}
-
-static void produce_dealloc(Produce *self)
-{
-    PyObject_GC_UnTrack(self);
-    for (int i = 0; i < HAS; i++) Py_XDECREF(self->has[i]);
-    PyObject_GC_Del(self);
-}
-
-static PyMemberDef produce_members[] = {
-    {"__wrapped__", T_OBJECT, offsetof(Produce, has), READONLY, "The version in Python."}, {NULL}};
-static PyTypeObject ProduceType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kpsplit.producer._fast.Produce",
-    .tp_basicsize = sizeof(Produce),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC |
-                Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_dealloc = (destructor)produce_dealloc,
-    .tp_traverse = (traverseproc)produce_traverse,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Produce, call),
-    .tp_members = produce_members,
-};
-
 static PyObject *new_produce(PyObject *module, PyObject *given)
 {
-    PyObject *has[HAS];
-    Produce *self;
+    PyObject *has[HAS], *made;
     if (!writer_type) return PyErr_Format(PyExc_RuntimeError, "learn() was not called");
-    if (!PyArg_ParseTuple(given, "OOOOOOO!O!OOO!OOOOO", &has[PYTHON], &has[SEND], &has[REPORT], &has[ONLY_ERRORS],
-                          &has[PLAIN_REPORT], &has[STATE], &PyDict_Type, &has[ROUTES], &PySet_Type, &has[PLAIN],
-                          &has[TAKE], &has[GIVE], &PyList_Type, &has[WANTED], &has[HEADER], &has[DEFAULT_CALLBACK],
-                          &has[WITH_STAMP], &has[REFUSED], &has[CRC32])) return NULL;
-    if (!(has[ONLY_STAMP] = PyDict_New())) return NULL;
-    if (!(self = PyObject_GC_New(Produce, &ProduceType))) {
-        Py_DECREF(has[ONLY_STAMP]);
-        return NULL;
+    if (!PyArg_ParseTuple(given, "OO!OOOOOOO!O!O!OOOOO", &has[PYTHON], state_type, &has[STATE], &has[TAKE],
+                          &has[GIVE], &has[SEND], &has[REPORT], &has[ONLY_ERRORS], &has[PLAIN_REPORT],
+                          &PyDict_Type, &has[ROUTES], &PySet_Type, &has[PLAIN], &PyList_Type, &has[WANTED],
+                          &has[HEADER], &has[DEFAULT_CALLBACK], &has[WITH_STAMP], &has[REFUSED], &has[CRC32]) ||
+        !(has[ONLY_STAMP] = PyDict_New())) return NULL;
+    made = new_call((vectorcallfunc)produce, has, HAS);
+    Py_DECREF(has[ONLY_STAMP]);
+    return made;
+}
+
+/* -- poll() ------------------------------------------------------------------------------------------ */
+
+/* The lock is ours. */
+static PyObject *served(Call *self)
+{
+    PyObject *events = PyObject_CallOneArg(self->has[POLL], zero);
+    give_back(self->has[GIVE]);
+    return events;
+}
+
+/* What ran of what is queued, and what was served: the sum (takes the reference). */
+static PyObject *with_queued(Call *self, PyObject *events)
+{
+    PyObject *ran, *sum = NULL;
+    Py_ssize_t queued = PyObject_Size(self->has[QUEUED]);
+    if (!queued) return events;
+    if (queued > 0 && (ran = PyObject_CallNoArgs(self->has[RUN_QUEUED]))) {
+        sum = PyNumber_Add(events, ran);
+        Py_DECREF(ran);
     }
-    self->call = (vectorcallfunc)produce;
-    for (int i = 0; i < HAS; i++) self->has[i] = i == ONLY_STAMP ? has[i] : Py_NewRef(has[i]);
-    PyObject_GC_Track((PyObject *)self);
-    return (PyObject *)self;
+    Py_DECREF(events);
+    return sum;
+}
+
+static int may_poll(Call *self, PyObject *const *args, size_t flags, PyObject *named) /* -1: an error */
+{
+    PyObject *in_a_call;
+    if (named || PyVectorcall_NARGS(flags) != 1) return 0;
+    if (args[0] != zero && !(PyFloat_CheckExact(args[0]) && PyFloat_AS_DOUBLE(args[0]) == 0.0)) return 0;
+    if (PySet_GET_SIZE(self->has[WAITING]) || SLOT(self->has[STATE], FORKED) != Py_False) return 0;
+    if (PyObject_Size(self->has[QUEUED])) return PyErr_Occurred() ? -1 : 0;
+    if (!(in_a_call = PyObject_CallNoArgs(self->has[IN_A_CALL]))) return -1;
+    Py_DECREF(in_a_call);
+    return in_a_call == Py_False;
+}
+
+static PyObject *poll(Call *self, PyObject *const *args, size_t flags, PyObject *named)
+{
+    PyObject *me, *events = NULL, *kind, *error, *trace;
+    int is_inside, takes = may_poll(self, args, flags, named);
+    if (takes < 0) return NULL;
+    if (takes) {
+        if (!(me = PyLong_FromUnsignedLong(PyThread_get_thread_ident()))) return NULL;
+        if (!(is_inside = PySet_Contains(self->has[INSIDE], me)) && !(is_inside = PySet_Add(self->has[INSIDE], me))) {
+            if ((takes = is_taken(self->has[TAKE]))) events = served(self);
+            PyErr_Fetch(&kind, &error, &trace);
+            if (PySet_Discard(self->has[INSIDE], me) < 0) PyErr_WriteUnraisable(me);
+            PyErr_Restore(kind, error, trace);
+        } else takes = 0;
+        Py_DECREF(me);
+        if (is_inside < 0) return NULL;
+        if (takes) return events ? with_queued(self, events) : NULL;
+    }
+    return PyObject_Vectorcall(self->has[PYTHON], args, flags, named);
+}
+
+static PyObject *new_poll(PyObject *module, PyObject *given)
+{
+    PyObject *has[POLL_HAS];
+    if (!writer_type) return PyErr_Format(PyExc_RuntimeError, "learn() was not called");
+    if (!PyArg_ParseTuple(given, "OO!OOOOO!O!OO", &has[PYTHON], state_type, &has[STATE], &has[TAKE], &has[GIVE],
+                          &has[POLL], &has[QUEUED], &PySet_Type, &has[WAITING], &PySet_Type, &has[INSIDE],
+                          &has[IN_A_CALL], &has[RUN_QUEUED])) return NULL;
+    return new_call((vectorcallfunc)poll, has, POLL_HAS);
 }
 
 /* -- the module -------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"learn", learn, METH_VARARGS, "learn(writer_type, send_state_type, names, complete_stamp, wrapped_one)"},
+    {"learn", learn, METH_VARARGS, 
+     "learn(writer_type, send_state_type, state_type, names, complete_stamp, wrapped_one, (system_clock, its id))"},
     {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, every))"},
     {"produce", new_produce, METH_VARARGS,
-     "produce(python, send, report, only_errors, plain_report, state, fast_routes, fast_plain, take, give, wanted, "
+     "produce(python, state, take, give, send, report, only_errors, plain_report, fast_routes, fast_plain, wanted, "
      "header, default_callback, with_stamp, refused, crc32)"},
+    {"poll", new_poll, METH_VARARGS,
+     "poll(python, state, take, give, poll, queued, waiting, inside, in_a_call, run_queued)"},
     {"inside", inside, METH_NOARGS, "Whether this thread is in a compiled produce(), which has no frame."},
     {NULL}};
 static struct PyModuleDef definition = {
@@ -471,7 +627,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fast(void)
 {
     struct { PyObject **name; const char *text; } interned[] = {
-        {&monotonic_name, "monotonic"}, {&offset_name, "offset"}, {&lease_until_name, "lease_until"}};
+        {&monotonic_name, "monotonic"}, {&offset_name, "offset"}};
     PyObject *module;
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) /* all above is of one interpreter */
         return PyErr_Format(PyExc_ImportError, "only the main interpreter can have the compiled part");
@@ -480,7 +636,8 @@ PyMODINIT_FUNC PyInit__fast(void)
     for (int i = 0; i < ARGUMENTS; i++)
         if (!(arguments[i] = PyUnicode_InternFromString(argument_names[i]))) return NULL;
     if (!(zero = PyLong_FromLong(0)) || !(anywhere = PyLong_FromLong(-1))) return NULL;
-    if (PyType_Ready(&ReportType) < 0 || PyType_Ready(&ProduceType) < 0) return NULL;
+    if (PyType_Ready(&ReportType) < 0 || PyType_Ready(&PlainReportType) < 0 ||
+        PyType_Ready(&CallType) < 0) return NULL;
     if (!(module = PyModule_Create(&definition))) return NULL;
     if (PyModule_AddIntConstant(module, "source", (long)SOURCE) < 0) Py_CLEAR(module);
     return module;

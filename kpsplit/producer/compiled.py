@@ -13,9 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
+from kpsplit import clock
 from kpsplit.errors import ConfigurationError
 
 VARIABLE = "KPSPLIT_COMPILED"
+SYSTEM_CLOCK: tuple[object, int] = (clock.monotonic, getattr(clock.monotonic, "args", (-1,))[0])
+"""The clock of leases, and the system's id of it (-1: none) by which C reads it without a call of Python."""
 SOURCE = Path(__file__).with_name("_fast.c")
 """There in a source tree; wheels are without it."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import get_ident
 from time import sleep
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.error_map import error_of
+from kpsplit.producer import compiled
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.state import ProducerState
@@ -116,7 +117,12 @@ class Polling:
                         return served + run_queued() if queued else served
             return general(timeout)
 
-        return poll
+        if compiled.fast is None:
+            return poll
+        made = compiled.fast.poll(
+            poll, state, lock.__enter__, lock.__exit__, call, queued, waiting, inside, in_a_call, run_queued
+        )
+        return cast("Callable[..., int]", made)
 
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         me = get_ident()

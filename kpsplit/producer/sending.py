@@ -199,7 +199,10 @@ class StampedSender:
         """Return what binds the report to a record."""
         if compiled.fast is None:
             return partial(MethodType, self.report)
-        compiled.fast.learn(RouteWriter, PartitionSendState, globals(), complete_stamp, wrapped_one)
+        compiled.fast.learn(
+            RouteWriter, PartitionSendState, ProducerState, globals(), complete_stamp, wrapped_one,
+            compiled.SYSTEM_CLOCK,
+        )  # fmt: skip
         return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 
     @holds_lock
@@ -427,8 +430,7 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
     if compiled.fast is None:
         return produce
     made = compiled.fast.produce(
-        produce, send, report, state.settings.only_errors, plain_report, state, state.fast_routes,
-        plain_topics, lock.__enter__, lock.__exit__, wanted, header, default_callback, with_stamp,
-        take_back, crc32,
+        produce, state, lock.__enter__, lock.__exit__, send, report, state.settings.only_errors, plain_report,
+        state.fast_routes, plain_topics, wanted, header, default_callback, with_stamp, take_back, crc32,
     )  # fmt: skip
     return cast(Produce, made)

@@ -26,13 +26,7 @@ from kpsplit.kafka.logical_message import is_identity
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.finality import Final, SegmentWriter
 from kpsplit.producer.locks import Busy, QuickLock, holds_lock, refuse_reentry
-from kpsplit.producer.messages import (
-    PendingRecord,
-    Send,
-    Unrouted,
-    logical_message,
-    lost_message,
-)
+from kpsplit.producer.messages import PendingRecord, Send, Unrouted, logical_message, lost_message
 from kpsplit.producer.send_state import PartitionSendState, SendCounts, Tally
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
@@ -216,6 +210,9 @@ class ProducerState:
     this is a child process. ``ended``: there will be no lease any more. ``accepting``: records are taken; not
     once the producer is being closed. ``parted``: the send states of topics that were left.
     """
+
+    # The compiled calls read these three for each record, without a look-up.
+    __slots__ = ("__dict__", "collecting", "forked", "lease_until")
 
     def __init__(self, settings: ProducerSettings, instance: int, rdkafka: PlainProducer) -> None:
         self.settings = settings

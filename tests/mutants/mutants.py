@@ -98,6 +98,13 @@ MUTANTS = [
         "unit/test_producer_state.py",
     ),
     Mutant(
+        "run the callback of a topic that is not enrolled in the library's thread",
+        "producer.sending",
+        "            if state.collecting:\n                state.callbacks.put(callback",
+        "            if False:\n                state.callbacks.put(callback",
+        "unit/test_producer_state.py",
+    ),
+    Mutant(
         "certify while the library's thread writes",
         "producer.client",
         "        if background is not None and not background.is_alive():",

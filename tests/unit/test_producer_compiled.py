@@ -17,8 +17,9 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from kpsplit import Producer
+from kpsplit.clock import monotonic
 from kpsplit.errors import ConfigurationError
-from kpsplit.producer import compiled
+from kpsplit.producer import compiled, sending
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.state import PASS_THROUGH, TopicRoute
 from kpsplit.splitter.records.data import STAMP_HEADER
@@ -53,11 +54,16 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiled
-def test_the_compiled_produce_has_the_signature_of_the_one_in_python() -> None:
+def test_the_compiled_calls_have_the_signature_and_the_name_of_those_in_python() -> None:
     producer = Producer(UNREACHABLE)
-    assert type(producer.produce).__name__ == "Produce"
+    assert type(producer.produce).__name__ == "Call"
     (_, *parameters) = inspect.signature(Producer.produce).parameters
     assert list(inspect.signature(producer.produce).parameters) == parameters
+    for name in ("produce", "poll"):
+        call = getattr(producer, name)
+        assert (call.__name__, call.__wrapped__.__name__) == (name, name)
+        with pytest.raises(AttributeError, match="unknown"):
+            call.unknown  # noqa: B018 - it raises
     producer.close(0)
 
 
@@ -80,6 +86,36 @@ def test_a_producer_that_is_dropped_with_records_under_way_is_collected() -> Non
     del producer, state
     gc.collect()
     assert gone() is None
+
+
+@needs_compiled
+def test_the_compiled_calls_read_the_clock_of_leases_or_what_stands_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground, general = Ground(), list[Any]()
+    ground.state.fast_plain.add("plain")
+    ground.rdkafka.room = 10**9
+    produce = ground.producing(lambda *_: general.append(monotonic()))
+    ground.state.lease_until = until = monotonic() + 0.05
+    while not general and monotonic() < until + 10:
+        produce("plain", b"v")
+    assert ground.rdkafka.given, "it passed while the lease was good"
+    assert general and general[0] >= until, "Python asks the same clock, a moment later"
+    ground.state.lease_until = until + 1000
+    monkeypatch.setattr(sending, "monotonic", lambda: until + 1001)
+    produce("plain", b"v")
+    assert len(general) == 2
+
+
+@needs_compiled
+def test_a_record_under_way_is_nothing_that_the_garbage_collector_looks_at() -> None:
+    """Otherwise records alone would start it every few hundred calls."""
+    ground = Ground()
+    ground.state.fast_plain.add("plain")
+    produce = ground.producing(ground.held.produce)
+    for topic in ("orders", "plain"):
+        produce(topic, b"v", b"k", on_delivery=ground.callback)
+        assert not gc.is_tracked(ground.rdkafka.given[-1][4])
 
 
 @needs_compiled
@@ -122,6 +158,24 @@ class Echo:
         if report is not None:
             report(self.error, self.message)
         return 1
+
+
+@needs_compiled
+def test_records_with_one_callback_share_the_report_only_while_librdkafka_has_it() -> None:
+    ground, echo = Ground(), Echo()
+    ground.rdkafka.produce = echo.produce  # type: ignore[method-assign]
+    ground.state.fast_plain.add("plain")
+    produce = ground.producing(ground.held.produce)
+    callback = list[Any]().append
+    for _ in range(2):
+        produce("plain", b"v", callback=callback)
+        first = echo.report
+        produce("plain", b"v", callback=callback)
+        assert echo.report is first
+        count = sys.getrefcount(first)
+        assert count == 3
+        del first
+        echo.report = None  # what was here is freed
 
 
 @pytest.mark.usefixtures("both_paths")

@@ -211,6 +211,39 @@ def test_reports_that_the_librarys_thread_takes_are_queued_for_the_application()
     assert sorted(ground.told) == [(None, b"a"), (None, b"b")]
 
 
+def test_no_callback_of_a_topic_that_is_not_enrolled_runs_in_the_librarys_thread() -> None:
+    """So librdkafka never gets the callback itself: it was sent before anything was enrolled."""
+    ground, threads = Ground(), list[threading.Thread]()
+    ground.state.fast_plain.add("plain")
+    produce = ground.producing(ground.held.produce, lambda *_: threads.append(threading.current_thread()))
+    produce("plain", b"a")
+    produce("plain", b"b")
+    ground.rdkafka.report(0)
+    ground.poll = lambda _: ground.rdkafka.report(1) or 1
+    library = threading.Thread(target=ground.state.collect)
+    library.start()
+    library.join(10)
+    assert len(threads) == 1
+    assert ground.state.callbacks.run() == 1 and threads == [threading.current_thread()] * 2
+
+
+def test_producers_that_share_a_callback_share_nothing_else() -> None:
+    told: list[bytes] = []
+
+    def callback(_: Any, message: Any) -> None:
+        told.append(message.value())
+
+    collects, other = Ground(), Ground()
+    for ground, value in ((collects, b"collects"), (other, b"other")):
+        ground.state.fast_plain.add("plain")
+        ground.producing(ground.held.produce, callback)("plain", value)
+    collects.state.collecting = True
+    for ground in (collects, other):
+        ground.rdkafka.report(0)
+    assert told == [b"other"]
+    assert collects.state.callbacks.run() == 1 and told == [b"other", b"collects"]
+
+
 def test_a_record_that_librdkafka_refuses_fails_alone() -> None:
     ground = Ground()
     ground.state.lapse()
