@@ -164,7 +164,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "                        with lock:\n                            ours = True\n"
         "                            inside.add(me)\n",
         POLLING
-        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[at once]",
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock"
+        + "[python-at once]",
     ),
     (
         "wait for a turn to poll without a mark",
@@ -172,7 +173,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "int(self.guarded(self._in_turn, call, seconds))",
         "self._in_turn(lambda seconds: self.guarded(call, seconds), seconds)",
         POLLING
-        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock[general]",
+        + "test_a_handler_that_polls_is_refused_wherever_it_comes_while_its_thread_has_the_lock"
+        + "[python-general]",
     ),
     (
         "run callbacks that wait after those of librdkafka",
@@ -674,8 +676,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "commit ranges of what is by hand beside a subscription",
         "consumer.slots.initializer",
-        "if self._subscribed():",
-        "if False:",
+        "beside, known = self._subscribed(),",
+        "beside, known = False,",
         "unit/test_consumer_withholding.py",
     ),
     (
@@ -907,8 +909,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "read on by hand by the place of before an enrolment",
         "consumer.slots.initializer",
-        "if len(state.lineage.segments) > 1:",
-        "if False:",
+        "anew = len(state.lineage.segments) > 1",
+        "anew = False",
         "unit/test_consumer_returning.py::"
         "test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enrolled_again",
     ),
