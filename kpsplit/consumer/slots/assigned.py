@@ -228,7 +228,7 @@ class AssignedSlot:
 
     def must_follow(self, topic: Subscribed) -> bool:
         """Of one by hand: whether ranges of it are to be committed, because its topic is enrolled now."""
-        return self.by_hand and self.mode.plain and not topic.mode.plain
+        return self.mode.plain and not topic.mode.plain
 
     def token(self, topic: Subscribed) -> PhysicalPartition:
         """Return the partition of a group's topic that a commit names for it.
