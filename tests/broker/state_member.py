@@ -18,6 +18,10 @@ from confluent_kafka import Producer
 from kpsplit import SlotId, StateStore
 from kpsplit.clock import Deadline
 from kpsplit.demo.endpoints import die_with_parent
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import changelog_topic
 
 GROUP = "state-tests"
 SECONDS = 180.0
@@ -51,6 +55,13 @@ def restored(store: StateStore) -> int:
 def contents(store: StateStore, slot: SlotId) -> dict[bytes, bytes]:
     """The whole state of a slot."""
     return dict(store.slot(slot).items())
+
+
+def changelog_ends(bootstrap: str, group: str, slots: Iterable[SlotId]) -> dict[str, int]:
+    """Return where brokers say that slots' changelogs end; what a copy says of them may be older."""
+    places = {str(slot): PhysicalPartition(changelog_topic(group, slot.topic), slot.number) for slot in slots}
+    found = ClusterAdmin(Connection({"bootstrap.servers": bootstrap})).end_offsets(set(places.values()))
+    return {slot: found[place].offset for slot, place in places.items()}
 
 
 def transactional_producer(bootstrap: str, name: str) -> Producer:

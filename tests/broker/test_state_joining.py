@@ -14,15 +14,12 @@ import pytest
 from kpsplit import JSON, TEXT, SlotId, StateStore
 from kpsplit.admin import Admin
 from kpsplit.consumer.state.store import WARM_LAG
-from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import key_hash, slot_index
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.keys import changelog_topic
 from tests.broker.producing import eventually
 from tests.broker.running import KEYS
 from tests.broker.state_counting import Member, count
+from tests.broker.state_member import changelog_ends
 from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker]
@@ -143,14 +140,6 @@ def test_the_owner_goes_on_with_every_slot_until_the_newcomers_copies_are_warm_a
     owner.stop()
 
 
-def changelog_ends(bootstrap: str, topic: str, owner: Member) -> dict[str, int]:
-    """Return where the changelogs of an owner's slots end; a copy's lag goes by an end that it knows."""
-    name = changelog_topic(f"g-{topic}", topic)
-    places = {str(slot): PhysicalPartition(name, slot.number) for slot in owner.store.slots()}
-    found = ClusterAdmin(Connection({"bootstrap.servers": bootstrap})).end_offsets(set(places.values()))
-    return {slot: found[place].offset for slot, place in places.items()}
-
-
 def counted(member: Member, topic: str) -> int:
     """How many records the state counts of the member say."""
     views = [member.store.slot(slot).typed(TEXT, JSON) for slot in member.store.slots()]
@@ -175,7 +164,7 @@ def test_a_static_member_that_is_started_again_has_its_slots_and_copies_as_befor
     writing.stop()
     eventually(lambda: counted(one, topic) + counted(two, topic) == writing.written, "every record", LONG)
     eventually(lambda: not one.store.stats()["pending_bytes"], "the last commit", LONG)
-    ends = changelog_ends(bootstrap, topic, one)
+    ends = changelog_ends(bootstrap, f"g-{topic}", one.store.slots())
 
     def whole() -> bool:
         at = two.store.stats()["standbys"]
