@@ -11,12 +11,14 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, UsageError
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key, slots_topic
 from tests.broker.operating import DiedError, dying_after, operating, write_error
+from tests.broker.topic_config import await_gone
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -52,18 +54,16 @@ def test_the_default_is_about_256_slots(operations: Admin, admin: AdminClient, m
 
 
 def test_enrolling_again_adds_slots_where_the_topic_has_grown_and_makes_a_lost_slots_topic_anew(
-    operations: Admin, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1)
     operations.enrol(topic, KIND, slots=2)
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
-    while count_of(admin, topic) < 3:
-        pass
+    await_served(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})), {topic: 3}, Deadline(60))
     assert operations.enrol(topic, KIND).slots == 2
     assert count_of(admin, slots_topic(topic)) == 6
     admin.delete_topics([slots_topic(topic)])[slots_topic(topic)].result(30)
-    while count_of(admin, slots_topic(topic)):
-        pass
+    await_gone(bootstrap, slots_topic(topic))
     operations.enrol(topic, KIND)
     assert count_of(admin, slots_topic(topic)) == 6
 

@@ -27,7 +27,7 @@ from tests.broker.state_member import (
     take,
     until,
 )
-from tests.broker.topic_config import set_config
+from tests.broker.topic_config import await_gone, set_config
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -194,7 +194,7 @@ def test_local_state_of_a_changelog_that_was_made_anew_is_wiped_whoever_made_it(
 
     def delete() -> None:
         admin.delete_topics([name], operation_timeout=30)[name].result(30)
-        until(lambda: name not in admin.list_topics().topics, "the topic to be deleted")
+        await_gone(bootstrap, name)
 
     with open_store(bootstrap, tmp_path / "a") as a, open_store(bootstrap, tmp_path / "b") as b:
         for made, maker in enumerate((a, b), 1):

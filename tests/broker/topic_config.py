@@ -1,9 +1,11 @@
-"""Settings of topics, changed in the middle of a test."""
+"""Topics that are changed or deleted in the middle of a test."""
 
 from __future__ import annotations
 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from kpsplit.kafka.cluster_admin import ask_every_broker
+from kpsplit.kafka.connection import Connection
 from tests.broker.producing import eventually
 
 SECONDS = 60.0
@@ -19,6 +21,14 @@ def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
         lambda: all(told(admin, topic, name) == value for admin in admins),
         f"every broker to tell {name}={value}",
         SECONDS,
+    )
+
+
+def await_gone(bootstrap: str, topic: str) -> None:
+    """Return when no broker knows a topic that was deleted: they follow the controller one by one."""
+    connection = Connection({"bootstrap.servers": bootstrap})
+    eventually(
+        lambda: ask_every_broker(connection).all_lack(topic), f"every broker to know no {topic}", SECONDS
     )
 
 
