@@ -13,7 +13,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from click.testing import CliRunner
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
@@ -35,7 +35,8 @@ from tests.broker.operating import DiedError, dying_after, merge, records, split
 from tests.broker.sleeping import SHORT_SESSION_MS, Sleeper
 from tests.broker.test_run_enrolled import Running
 from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
-from tests.conftest import MakeTopic
+from tests.broker.topic_config import await_gone
+from tests.conftest import CreateTopic, MakeTopic
 from tests.nights import others_at_night
 from tests.unit.lane_samples import keys_in
 
@@ -407,7 +408,11 @@ def test_a_split_that_came_in_between_is_merged_and_the_return_goes_on(
 
 
 def test_the_command_line_says_what_forbids_a_return_and_merges_and_retires_first(
-    bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic
+    bootstrap: str,
+    operations: Admin,
+    admin: AdminClient,
+    make_topic: MakeTopic,
+    create_topic: CreateTopic,
 ) -> None:
     topic = make_topic(1)
     code, said, _ = run(bootstrap, "unenroll", topic, "--yes")
@@ -428,16 +433,15 @@ def test_the_command_line_says_what_forbids_a_return_and_merges_and_retires_firs
     assert f"run: kpsplit merge {parent}, then kpsplit retire {parent}" in said
     assert operations.view().enrolments[topic] == known
 
-    kept = NewTopic(changelog_topic("billing", topic), 4, 3)
-    admin.create_topics([kept], operation_timeout=30)[kept.topic].result(30)
+    kept = create_topic(changelog_topic("billing", topic), 4)
     code, said, _ = run(bootstrap, "unenroll", topic, "--yes")
-    assert code == 3 and f"a group keeps state of topic {topic} by its slots: {kept.topic}" in said
+    assert code == 3 and f"a group keeps state of topic {topic} by its slots: {kept}" in said
     assert "(and 1 more, see --dry-run)" in said
     code, said, _ = run(bootstrap, "unenroll", topic, "--yes", "--merge")
-    assert code == 3 and "nothing was changed" in said and f"delete {kept.topic}" in said
+    assert code == 3 and "nothing was changed" in said and f"delete {kept}" in said
     assert state_of(operations, parent).epoch == 1, "it is not merged for a return that is refused"
-    admin.delete_topics([kept.topic], operation_timeout=30)[kept.topic].result(30)
-    wait_for(lambda: kept.topic not in topics(admin), "the changelog to be gone")
+    admin.delete_topics([kept], operation_timeout=30)[kept].result(30)
+    await_gone(bootstrap, kept)
 
     code, said, shown = run(bootstrap, "unenroll", topic, "--yes", "--merge", "-o", "json")
     assert code == 0, said
