@@ -303,7 +303,7 @@ def test_an_operation_that_is_interrupted_is_rolled_back_and_says_so(kpsplit, en
             break
     split.send_signal(signal.SIGINT)
     rest = split.stderr.read()
-    assert split.wait(30) == 130
+    assert split.wait(30) == 130, rest
     assert "Traceback" not in rest
     assert rest.splitlines()[-1] == (
         f"kpsplit: interrupted; the operation was rolled back, {enrolled}/0 is steady at epoch 0"
