@@ -15,10 +15,11 @@ def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
     """Set one setting; return when every broker tells it, since brokers follow the controller one by one."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admins = [AdminClient({"bootstrap.servers": broker}) for broker in bootstrap.split(",")]
-    admins[0].incremental_alter_configs([change])[change].result(SECONDS)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([change])[change].result(SECONDS)
+    brokers = list(admin.list_topics(timeout=SECONDS).brokers)
     eventually(
-        lambda: all(told(admin, topic, name) == value for admin in admins),
+        lambda: all(told(admin, broker, topic, name) == value for broker in brokers),
         f"every broker to tell {name}={value}",
         SECONDS,
     )
@@ -32,8 +33,9 @@ def await_gone(bootstrap: str, topic: str) -> None:
     )
 
 
-def told(admin: AdminClient, topic: str, name: str) -> str | None:
-    """What a broker says a setting is."""
+def told(admin: AdminClient, broker: int, topic: str, name: str) -> str | None:
+    """What a broker says a setting is: a question for its own settings too is sent to no other broker."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    entry: ConfigEntry = admin.describe_configs([resource])[resource].result(SECONDS)[name]
+    its_own = ConfigResource(ResourceType.BROKER, str(broker))
+    entry: ConfigEntry = admin.describe_configs([resource, its_own])[resource].result(SECONDS)[name]
     return entry.value
