@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
@@ -19,7 +19,7 @@ from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enro
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key, slots_topic
 from tests.broker.operating import DiedError, dying_after, operating, write_error
 from tests.broker.topic_config import await_gone
-from tests.conftest import MakeTopic
+from tests.conftest import CreateTopic, MakeTopic
 
 pytestmark = pytest.mark.broker
 
@@ -101,12 +101,11 @@ def test_an_enrolment_of_an_older_version_gets_slots_after_a_lease_without_plain
 
 
 def test_a_foreign_topic_in_its_place_is_refused_and_the_enrolment_is_not_begun(
-    operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic, create_topic: CreateTopic
 ) -> None:
     crooked, full, thin = make_topic(2), make_topic(1), make_topic(1)
     for topic, partitions, replicas in ((crooked, 3, 3), (full, 4, 3), (thin, 4, 1)):
-        name = slots_topic(topic)
-        admin.create_topics([NewTopic(name, partitions, replicas)], operation_timeout=30)[name].result(30)
+        create_topic(slots_topic(topic), partitions, replicas)
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(slots_topic(full), b"somebody's", partition=0)
     assert producer.flush(30) == 0
