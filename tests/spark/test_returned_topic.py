@@ -18,7 +18,7 @@ from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
 from kpsplit.clock import Deadline
 from kpsplit.errors import UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
+from kpsplit.kafka.cluster_admin import ClusterAdmin, ask_every_broker, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import read_logical, read_logical_stream, verify
 from kpsplit.spark_jobs.verification.commit_checks import commits_within_data, in_order
@@ -154,6 +154,7 @@ def test_what_was_committed_before_a_return_is_not_judged_by_the_topic_that_was_
     read(20)
     assert operations.unenrol(topic, wait_seconds=60).left
     admin.delete_topics([topic])[topic].result(30)
+    wait_for(lambda: ask_every_broker(connection).all_lack(topic), "every broker to hear that it is gone")
     wait_for(lambda: made(admin, topic), "the topic to be made again")
     await_served(ClusterAdmin(connection), {topic: 1}, Deadline(60))
     shared(operations, topic, slots=2)
