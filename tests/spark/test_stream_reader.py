@@ -47,8 +47,11 @@ class Asker:
         self.end: dict[str, Any] = {}
 
     def latest(self) -> dict[str, Any]:
-        self.end = json.loads(json.dumps(self.reader.latestOffset()))
-        return self.end
+        """Ask until brokers have answered: else the reader repeats itself, for as long as its patience."""
+        while True:
+            self.end = json.loads(json.dumps(self.reader.latestOffset()))
+            if self.reader._trouble_since is None:
+                return self.end
 
     def resume(self, offset: dict[str, Any]) -> None:
         assert self.reader.partitions(offset, offset) == []
