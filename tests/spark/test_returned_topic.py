@@ -75,8 +75,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         history.merge()
         write(producer, early)
         query = recorder.start(stream())
-        query.processAllAvailable()
-        assert len(recorder.rows) == written
+        recorder.read_all(query, written)
         operations.retire(history.parent, wait_seconds=60)
         write(early)
         verdict = verify(spark, topic, connection, observer=returns)
@@ -113,8 +112,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         member.start()
         write(producer)
         with recorder.running(stream()) as query:
-            query.processAllAvailable()
-        assert len(recorder.rows) == written
+            recorder.read_all(query, written)
         history.split()
         write(producer, plain)
         history.merge()
