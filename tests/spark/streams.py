@@ -10,6 +10,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StreamingQuery
 
+from tests.broker.consuming import wait_for
+
 
 class Recorder:
     """The rows of every micro-batch, by its number. A batch that is run again must hold the same rows."""
@@ -41,6 +43,19 @@ class Recorder:
             yield query
         finally:
             query.stop()
+
+    def read_all(self, query: StreamingQuery, count: int) -> None:
+        """Have a query read what there is, until so many rows came; there are no more.
+
+        Where brokers do not answer, the source says that nothing is new: Spark takes that for all there is.
+        """
+
+        def done() -> bool:
+            query.processAllAvailable()
+            return len(self.rows) >= count
+
+        wait_for(done, f"a query to read {count} rows")
+        assert len(self.rows) == count
 
     def read_what_is_there(self, frame: DataFrame) -> None:
         """Run one query that ends when it has read everything."""

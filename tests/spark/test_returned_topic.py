@@ -18,7 +18,6 @@ from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
 from kpsplit.clock import Deadline
 from kpsplit.errors import UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import read_logical, read_logical_stream, verify
 from kpsplit.spark_jobs.verification.commit_checks import commits_within_data, in_order
@@ -31,7 +30,7 @@ from tests.broker.consuming import consumer as member_of
 from tests.broker.operating import enrolled
 from tests.spark.live import History
 from tests.spark.streams import Recorder
-from tests.spark.test_stream_reader import made
+from tests.spark.test_stream_reader import make_again
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -75,8 +74,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         history.merge()
         write(producer, early)
         query = recorder.start(stream())
-        query.processAllAvailable()
-        assert len(recorder.rows) == written
+        recorder.read_all(query, written)
         operations.retire(history.parent, wait_seconds=60)
         write(early)
         verdict = verify(spark, topic, connection, observer=returns)
@@ -113,8 +111,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         member.start()
         write(producer)
         with recorder.running(stream()) as query:
-            query.processAllAvailable()
-        assert len(recorder.rows) == written
+            recorder.read_all(query, written)
         history.split()
         write(producer, plain)
         history.merge()
@@ -153,9 +150,7 @@ def test_what_was_committed_before_a_return_is_not_judged_by_the_topic_that_was_
 
     read(20)
     assert operations.unenrol(topic, wait_seconds=60).left
-    admin.delete_topics([topic])[topic].result(30)
-    wait_for(lambda: made(admin, topic), "the topic to be made again")
-    await_served(ClusterAdmin(connection), {topic: 1}, Deadline(60))
+    make_again(admin, connection, topic, Deadline(180))
     shared(operations, topic, slots=2)
     snapshot = take_snapshot(connection, topic)
     assert not snapshot.groups() and any(logged.commit for logged in snapshot.commits)

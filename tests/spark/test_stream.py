@@ -68,11 +68,11 @@ def test_a_query_goes_on_through_a_split_a_nested_split_and_a_merge_and_from_its
     with recorder.running(stream()) as query:
         with pytest.raises(StreamingQueryException, match="the sink fails once"):
             query.awaitTermination(120)
+    batch = read_logical(spark, history.topic, {"bootstrap.servers": bootstrap}).collect()
     with recorder.running(stream()) as query:
-        query.processAllAvailable()
+        recorder.read_all(query, len(batch))
     recorder.check_order()
     assert recorder.repeated, "the batch whose sink failed was not read again"
-    batch = read_logical(spark, history.topic, {"bootstrap.servers": bootstrap}).collect()
     assert sorted(map(tuple, recorder.rows), key=str) == sorted(map(tuple, batch), key=str)
     assert recorder.offsets() == sorted(r.logical_offset for r in history.read())
     assert len({r.segment for r in recorder.rows}) > 6, "rows of every layout"
@@ -112,8 +112,7 @@ def test_available_now_with_a_limit_reads_one_batch_of_it_and_the_checkpoint_sta
     with Producer({"bootstrap.servers": bootstrap}) as producer:
         history.write(producer)
         with recorder.running(limited) as query:
-            query.processAllAvailable()
-        assert len(recorder.rows) == 60
+            recorder.read_all(query, 60)
         history.write(producer)
     for done in (80, 100, 120):
         recorder.read_what_is_there(limited)

@@ -16,7 +16,7 @@ from kpsplit import Producer
 from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
+from kpsplit.kafka.cluster_admin import ClusterAdmin, ask_every_broker, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.streaming import source as fetching
@@ -47,8 +47,11 @@ class Asker:
         self.end: dict[str, Any] = {}
 
     def latest(self) -> dict[str, Any]:
-        self.end = json.loads(json.dumps(self.reader.latestOffset()))
-        return self.end
+        """Ask until brokers have answered: else the reader repeats itself, for as long as its patience."""
+        while True:
+            self.end = json.loads(json.dumps(self.reader.latestOffset()))
+            if self.reader._trouble_since is None:
+                return self.end
 
     def resume(self, offset: dict[str, Any]) -> None:
         assert self.reader.partitions(offset, offset) == []
@@ -299,11 +302,8 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
     asker = ask(topic)
     assert asker.batch() == 10
     asker.reader._plan()._cluster.short_patience = 1.0
-    admin.delete_topics([topic])[topic].result(30)
     limit = Deadline(180)
-    while not made(admin, topic):
-        limit.check("the topic to be made again")
-    await_served(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})), {topic: 1}, limit)
+    make_again(admin, Connection({"bootstrap.servers": bootstrap}), topic, limit)
     with pytest.raises(
         KpsplitError, match="does not hold what .* read of it: the topic was deleted and made"
     ):
@@ -343,6 +343,16 @@ def test_a_topic_that_returns_to_plain_clients_ends_the_query_which_goes_on_if_i
         while slow.tasks(behind):
             behind = slow.end
             slow.latest()
+
+
+def make_again(admin: AdminClient, connection: Connection, topic: str, limit: Deadline) -> None:
+    """Delete a topic and make it anew; no broker takes the old one for the new one any more."""
+    admin.delete_topics([topic])[topic].result(30)
+    while not ask_every_broker(connection).all_lack(topic):
+        limit.check("every broker to hear that the topic is gone")
+    while not made(admin, topic):
+        limit.check("the topic to be made again")
+    await_served(ClusterAdmin(connection), {topic: 1}, limit)
 
 
 def made(admin: AdminClient, topic: str) -> bool:

@@ -140,7 +140,9 @@ def test_the_wheel_reads_and_verifies_on_executors_and_no_secret_is_seen(
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
+        "spark.cores.max": str(WORKERS),  # without it a master's cores are not waited for
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{PATIENCE:g}s",
         "spark.ui.enabled": "false",
     }
     command = [

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
 from kpsplit.admin_cli.main import cli
+from kpsplit.clock import Deadline
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import findings_frame, verify
@@ -109,15 +110,29 @@ def test_a_split_behind_the_reading_of_the_offset_log_has_its_boundary_records(
     assert list(boundaries_agree(taken)) == []
 
 
-def test_an_operation_that_does_not_end_keeps_it_from_judging(operations, bootstrap, make_topic) -> None:
-    """Its operator is gone and its fence is up: that is no wrong usage, and no timeout of an operation."""
+def test_an_operation_that_does_not_end_keeps_it_from_judging(
+    operations, bootstrap, make_topic, monkeypatch
+) -> None:
+    """Its operator is gone and its fence is up: that is no wrong usage, and no timeout of an operation.
+
+    The time is over when it first waits for the operation, however long it read before.
+    """
+    pause, left = Gatherer._pause, []
+
+    def late(gatherer: Gatherer, why: str, next_step: str) -> None:
+        left.append(gatherer._limit.left())
+        gatherer._limit = Deadline(0)
+        pause(gatherer, why, next_step)
+
+    monkeypatch.setattr(Gatherer, "_pause", late)
     parent = enrolled(operations, make_topic())
     plan = operations.plan_split(parent, 2, even=True)
     with pytest.raises(DiedError):
         operations.run(plan, max_pause_ms=PAUSE_MS, observer=dying_after("Fence"))
-    ran = run(bootstrap, str(parent), "--timeout", "3s")
+    ran = run(bootstrap, str(parent), "--timeout", "50s")
     assert ran.exit_code == 1, ran.output
     assert "could not judge: the operation under way" in ran.stderr
+    assert len(left) == 1 and left[0] <= 50, left
     operations.abort(parent, "the test is over")
 
 
