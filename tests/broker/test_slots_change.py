@@ -130,8 +130,8 @@ def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_
         with Writing(bootstrap, topic) as writing:
             wait_for(lambda: read_in(4, *members), "the group to read by 2 slots")
             assert operations.enrol(topic, KIND, slots=8).former_slots is None
-            wait_for(lambda: read_in(16, *members), "the group to read by 8 slots")
-            assert numbers(*members) == {8} and all(map(reading, members))
+            wait_for(lambda: read_in(16, *members) and all(map(reading, members)), "each to read by 8 slots")
+            assert numbers(*members) == {8}
             split(operations, parent, 3)
             assert operations.enrol(topic, KIND, slots=3).generation == 3
             wait_for(lambda: read_in(6, *members), "the group to read by 3 slots")
