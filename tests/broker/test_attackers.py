@@ -137,6 +137,7 @@ def test_records_that_no_producer_writes_hold_nobody_up_and_are_removed(
     assert not [c for c in operations.doctor() if not c.ok and c.name in ("garbage", "registrations")]
 
 
+@pytest.mark.nightly
 def test_what_is_written_over_a_producers_registration_does_not_take_its_place(
     guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
@@ -184,6 +185,7 @@ def test_what_is_another_record_by_now_is_not_forgotten(
     assert record in operations.producers().open(TOPIC)
 
 
+@pytest.mark.nightly
 def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next_nothing(
     guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:

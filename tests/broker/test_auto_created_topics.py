@@ -44,6 +44,7 @@ def topics(bootstrap: str) -> set[str]:
     return set(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})).topics())
 
 
+@pytest.mark.nightly
 def test_a_missing_topic_is_created_as_by_the_original(creating: str, operations: Admin) -> None:
     reports: list[object] = []
     with Producer({"bootstrap.servers": creating}) as producer:

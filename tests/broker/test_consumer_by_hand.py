@@ -60,8 +60,16 @@ def committed(member: Consumer, topic: str) -> int:
     return part.offset
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@pytest.mark.parametrize("single_slots", [False, True], ids=["assign", "assign_slots"])
+@pytest.mark.parametrize(
+    ("protocol", "single_slots"),
+    [
+        ("consumer", False),
+        ("classic", True),
+        pytest.param("classic", False, marks=pytest.mark.nightly),
+        pytest.param("consumer", True, marks=pytest.mark.nightly),
+    ],
+    ids=["consumer-assign", "classic-assign_slots", "classic-assign", "consumer-assign_slots"],
+)
 def test_a_group_with_members_refuses_the_commits_of_a_consumer_that_was_assigned_by_hand(
     protocol: str, single_slots: bool, bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -227,6 +235,7 @@ def test_a_store_that_fails_before_the_first_bookmark_loses_nothing(
         assert by_key(results(store)) == sender.sent
 
 
+@pytest.mark.nightly
 def test_programs_that_begin_at_bookmarks_keep_the_ordinary_offset_right(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:

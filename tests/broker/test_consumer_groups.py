@@ -30,6 +30,7 @@ from tests.broker.operating import (
     write,
 )
 from tests.broker.producing import Journal, Writer
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -170,6 +171,7 @@ def test_while_a_member_joins_and_leaves_every_two_seconds_order_holds_and_work_
     assert log.duplicates() == 0, "who leaves in order commits what it worked on"
 
 
+@pytest.mark.nightly
 def test_without_a_death_nothing_is_handed_out_twice(bootstrap, operations, make_topic):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
@@ -214,7 +216,7 @@ def test_a_group_that_was_down_through_a_split_and_a_merge_reads_all_of_it(boots
     assert log.duplicates() == 0
 
 
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("reset", others_at_night(["earliest", "latest"], lambda reset: reset == "latest"))
 def test_a_group_that_begins_between_a_split_and_a_merge(bootstrap, operations, make_topic, reset):
     topic = make_topic()
     parent = shared(operations, topic)
@@ -316,14 +318,17 @@ def test_a_record_in_work_while_its_topic_is_enrolled_is_nobody_elses(bootstrap,
 @pytest.mark.parametrize(
     "settings",
     [
-        {"partition_assignment_strategy": "range"},
+        pytest.param({"partition_assignment_strategy": "range"}, marks=pytest.mark.nightly),
         {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None},
-        {
-            "group_protocol": "consumer",
-            "group_remote_assignor": "range",
-            "session_timeout_ms": None,
-            "heartbeat_interval_ms": None,
-        },
+        pytest.param(
+            {
+                "group_protocol": "consumer",
+                "group_remote_assignor": "range",
+                "session_timeout_ms": None,
+                "heartbeat_interval_ms": None,
+            },
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["range", "consumer", "consumer-range"],
 )

@@ -69,7 +69,14 @@ def reading(member: Any) -> int:
     return list(member.consumer.stats()["slots"].values()).count("reading")
 
 
-@pytest.mark.parametrize(("policy", "times_waited"), [("leave", 0), ("retry-then-leave", 1), ("retry", None)])
+@pytest.mark.parametrize(
+    ("policy", "times_waited"),
+    [
+        pytest.param("leave", 0, marks=pytest.mark.nightly),
+        ("retry-then-leave", 1),
+        pytest.param("retry", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_callback_that_does_not_return_is_left_alone_or_waited_for_by_policy(
     bootstrap, operations, make_topic, caplog, policy, times_waited
 ):

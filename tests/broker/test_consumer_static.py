@@ -9,13 +9,16 @@ import pytest
 from kpsplit import Producer
 from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
 from tests.broker.producing import Journal, Writer
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
 SLOTS = 8
 
 
-@pytest.mark.parametrize("settings", [{}, REMOTE], ids=["classic", "consumer"])
+@pytest.mark.parametrize(
+    "settings", others_at_night([{}, REMOTE], lambda settings: not settings), ids=["classic", "consumer"]
+)
 def test_a_static_member_that_comes_back_finds_its_slots_and_the_other_keeps_its_own(
     bootstrap, operations, make_topic, settings
 ):

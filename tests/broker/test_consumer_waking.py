@@ -11,6 +11,7 @@ import pytest
 from tests.broker.consuming import Log, Member, shared, wait_for
 from tests.broker.group_config import set_group_config
 from tests.broker.sleeping import COUNT, PATIENCE, REMOTE, SHORT_SESSION_MS, Sleeper, send
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.broker
 @pytest.mark.parametrize(
     ("how", "begin", "protocol"),
     [
-        ("poll", 5, "consumer"),
+        pytest.param("poll", 5, "consumer", marks=pytest.mark.nightly),
         ("run", 2, "classic"),
         pytest.param("poll", 5, "classic", marks=pytest.mark.nightly),
         pytest.param("run", 2, "consumer", marks=pytest.mark.nightly),
@@ -63,7 +64,9 @@ def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_the
     assert sleeper.events == ["lost"]
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize(
+    "protocol", others_at_night(["classic", "consumer"], lambda protocol: protocol == "consumer")
+)
 def test_a_member_suspended_for_less_than_its_session_goes_on_with_what_it_had(
     bootstrap, operations, make_topic, protocol
 ):

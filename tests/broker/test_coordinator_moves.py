@@ -93,6 +93,7 @@ def await_leader(admin: AdminClient, group: str, broker: int, limit: Deadline) -
         time.sleep(0.02)
 
 
+@pytest.mark.nightly
 def test_retire_changes_nothing_while_a_group_has_no_coordinator(
     cluster: DevCluster, admin: AdminClient, operations: Admin, bootstrap: str, create_topic
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_killed_broker_is_gone_and_comes_back_where_it_was(private: DevCluster
     private.wait_ready(60)
 
 
+@pytest.mark.nightly
 def test_a_paused_broker_answers_nothing_until_it_is_resumed(private: DevCluster) -> None:
     broker = private.brokers[1]
     private.pause(1)

@@ -70,6 +70,7 @@ def victim(guarded: Guarded, **more: object) -> Consumer:
     return Consumer({**guarded.client(ADMIN), **FAST, "group.id": VICTIM, **more})
 
 
+@pytest.mark.nightly
 def test_records_that_nobody_can_read_concern_no_other_group(guarded: Guarded, operations: Admin) -> None:
     with Producer(guarded.client("producer")) as producer:
         send(producer, "sealed")

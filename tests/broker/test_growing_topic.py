@@ -22,6 +22,7 @@ from tests.broker.consuming import Log, Member, shared, wait_for
 from tests.broker.operating import split
 from tests.broker.producing import Journal, eventually
 from tests.conftest import MakeTopic
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -56,7 +57,7 @@ def expected(journal: Journal) -> dict[bytes, list[bytes]]:
     return {key: values for (_, key), values in journal.sent.items()}
 
 
-@pytest.mark.parametrize("split_before", [False, True], ids=["unsplit", "split"])
+@pytest.mark.parametrize("split_before", others_at_night([False, True], bool), ids=["unsplit", "split"])
 def test_partitions_that_are_added_are_written_and_read_by_a_live_group(
     bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic, split_before: bool
 ) -> None:

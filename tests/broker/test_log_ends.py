@@ -120,6 +120,7 @@ def test_a_log_of_which_nothing_was_read_is_not_read_to_its_end(alone: DevCluste
     assert [message.value() for message in read] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.nightly
 def test_a_broker_that_is_down_and_leads_is_not_connected_to_without_a_pause(
     kafka_runtime: KafkaRuntime,
 ) -> None:

@@ -36,6 +36,7 @@ from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.committing import SECONDS, await_owned, commit_of, held, member, tailing, writer
 from tests.broker.operating import enrolled
 from tests.conftest import MakeTopic
+from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("operations")]
 
@@ -68,7 +69,7 @@ def test_a_commit_is_read_back_with_the_ordinary_offsets_of_its_transaction(
         assert owner.committed(parent) == 10
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "consumer"))
 def test_a_member_of_an_older_generation_commits_nothing(
     bootstrap: str, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -340,7 +341,10 @@ class Freezing:
         # What was acknowledged just before leaves the offsets without an answer instead.
         (1, 1.0, (DeadlineExceededError, UnreachableError), {False}),
         (3, 1.0, UnknownOutcomeError, {False, True}),
-        (3, TRANSACTION_TIMEOUT_MS / 1000 + 5, UnknownOutcomeError, {False, True}),
+        pytest.param(
+            *(3, TRANSACTION_TIMEOUT_MS / 1000 + 5, UnknownOutcomeError, {False, True}),
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_commit_without_an_answer_is_either_in_the_log_or_not_and_the_next_one_goes_on(

@@ -52,6 +52,7 @@ from tests.broker.operating import (
     write_error,
 )
 from tests.broker.topic_config import set_config
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -70,7 +71,7 @@ def assert_at_rest(operations: Admin, parent: PhysicalPartition, epoch: int) -> 
     assert not state.lineage.problems()
 
 
-@pytest.mark.parametrize("step", SPLIT_STEPS)
+@pytest.mark.parametrize("step", others_at_night(SPLIT_STEPS, {"Prepare", "AppendMarkers"}.__contains__))
 def test_a_split_whose_operator_died_before_its_commit_is_resumed(operations, make_topic, step) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
     split_that_dies(operations, parent, step)
@@ -144,7 +145,9 @@ def test_a_committed_split_only_goes_forward(operations, make_topic) -> None:
     assert_at_rest(operations, parent, epoch=1)
 
 
-@pytest.mark.parametrize("step", ["CoLocateLeaders", "Commit"])
+@pytest.mark.parametrize(
+    "step", others_at_night(["CoLocateLeaders", "Commit"], lambda step: step == "Commit")
+)
 def test_a_merge_whose_operator_died_is_resumed(operations, bootstrap, make_topic, step) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
     split(operations, parent, 2)
@@ -170,6 +173,7 @@ with Admin(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("step", ["Fence"])
 def test_a_killed_process_leaves_what_a_resume_finishes(operations, bootstrap, make_topic, step) -> None:
     parent = enrolled(operations, make_topic(partitions=1))

@@ -231,6 +231,7 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     assert operations.retire(parent) == []
 
 
+@pytest.mark.nightly
 def test_retire_by_force_names_the_group_that_loses(operations, bootstrap, make_topic) -> None:
     parent = enrolled(operations, make_topic())
     group = f"group-of-{parent.topic}"
@@ -261,6 +262,7 @@ def test_markers_whose_outcome_was_unknown_are_found_again(operations, bootstrap
     markers.close()
 
 
+@pytest.mark.nightly
 def test_doctor_names_a_plain_producer_on_a_split_partition(operations, bootstrap, make_topic) -> None:
     """Its records go to the overflow without a word, those of an AIOProducer as well."""
     parent = enrolled(operations, make_topic())

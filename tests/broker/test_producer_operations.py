@@ -210,6 +210,7 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> 
     assert journal.check(operations, bootstrap, topic).strays == 0
 
 
+@pytest.mark.nightly
 def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(unhurried) -> None:
     """The application does not poll: the library's thread waits for 50,000 records with linger.ms 500."""
     bootstrap, operations = unhurried
@@ -374,6 +375,7 @@ def test_a_producer_suspended_across_a_merge_is_rejected_by_the_hard_seal_and_se
     check_children(operations, bootstrap, topic, first["reports"] + told["reports"] + last["reports"], 10)
 
 
+@pytest.mark.nightly
 def test_a_producer_suspended_over_a_split_its_merge_and_retire_sends_its_strays_again_in_order(
     operations, bootstrap, make_topic, child_of
 ) -> None:
@@ -507,6 +509,7 @@ def begin_then_split(
             thread.join(180)
 
 
+@pytest.mark.nightly
 def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
     unhurried,
 ) -> None:
@@ -555,6 +558,7 @@ def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_
     journal.check(operations, bootstrap, topic)
 
 
+@pytest.mark.nightly
 def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before_its_end(
     operations, bootstrap, make_topic, transactional
 ) -> None:
@@ -579,6 +583,7 @@ def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before
     journal.check(operations, bootstrap, topic, 2)
 
 
+@pytest.mark.nightly
 def test_an_abandoned_producer_keeps_no_fence_waiting_for_its_transaction(
     operations, bootstrap, make_topic
 ) -> None:

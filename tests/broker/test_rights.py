@@ -100,6 +100,8 @@ def test_a_right_that_a_producer_lacks_fails_its_records(guarded: Guarded, right
 
 
 ALTER_CLUSTER = Right(Resource.CLUSTER, LIST_GROUPS.name, False, Operation.ALTER)
+WRITE_TOPIC = Right(Resource.TOPIC, TOPIC, False, Operation.WRITE)
+WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
 LATER = (Operation.CREATE, Operation.ALTER, Operation.DELETE)
 """For `kpsplit init`, new slots and sub-topics, slots by another number; for leaders that move, of which one
 broker has none."""
@@ -109,7 +111,7 @@ broker has none."""
     "right",
     others_at_night(
         (r for r in rights_for(Role.OPERATOR, TOPIC) if r.operation not in LATER or r.name.startswith(TOPIC)),
-        lambda r: r.operation in (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
+        lambda r: r.operation is Operation.CREATE or r == WRITE_TOPIC,
     ),
     ids=in_words,
 )
@@ -161,15 +163,13 @@ def test_retire_deletes_nothing_while_a_group_is_denied_to_the_operator(
 
 
 SHORT_PAUSE_MS = 5_000
-WRITE_TOPIC = Right(Resource.TOPIC, TOPIC, False, Operation.WRITE)
-WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
 
 
 @pytest.mark.parametrize(
     ("step", "right"),
     [
         pytest.param("Prepare", WRITE_TOPIC, marks=pytest.mark.nightly),
-        ("Fence", WRITE_TOPIC),
+        pytest.param("Fence", WRITE_TOPIC, marks=pytest.mark.nightly),
         pytest.param("Prepare", WRITE_CONTROL, marks=pytest.mark.nightly),
         pytest.param("Fence", WRITE_CONTROL, marks=pytest.mark.nightly),
         ("AppendMarkers", WRITE_CONTROL),
@@ -285,6 +285,7 @@ def wait_for_message(member: Consumer) -> Message:
     return found[0]
 
 
+@pytest.mark.nightly
 def test_slots_by_another_number_take_rights_on_their_topic_and_whoever_lacks_them_says_so(
     guarded: Guarded, operations: Admin
 ) -> None:

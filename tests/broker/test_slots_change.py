@@ -119,7 +119,7 @@ def group(bootstrap: str, topic: str, log: Log, names: str, **more: Any) -> Iter
         yield members
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
 def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_reorders_nothing(
     bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -144,7 +144,8 @@ def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_
     wait_for(lambda: names & topics(admin).keys() == {slots_topic(topic, 3)}, "the former slots to be gone")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.nightly
+@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
 def test_a_member_that_changes_its_topics_back_and_forth_reads_what_it_names_last_and_never_leaves(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -191,7 +192,7 @@ def test_a_member_that_changes_its_topics_back_and_forth_reads_what_it_names_las
 STEPS = ["Slots", "Change", "Settled", "DeleteSlots", "Settle", "Release", "Changed"]
 
 
-@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step in STEPS[:4]))
+@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step in STEPS[:2]))
 def test_a_change_whose_operator_died_is_finished_by_the_next_enrol(
     operations: Admin, admin: AdminClient, make_topic: MakeTopic, step: str
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_change_whose_operator_died_is_finished_by_the_next_enrol(
     assert operations.enrol(topic, KIND) == found
 
 
+@pytest.mark.nightly
 def test_a_group_goes_over_although_the_operator_died_before_it_was_settled(
     bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
@@ -376,7 +378,7 @@ def test_two_that_change_the_slots_at_the_same_time_agree_or_one_is_refused(
     assert operations.status(topic)[0].state.parent == place
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", others_at_night([0, 1, 2], lambda number: number == 1))
 def test_an_operator_that_slept_before_its_record_while_another_changed_the_slots_has_it_refused(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

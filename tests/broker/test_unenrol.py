@@ -97,7 +97,7 @@ def take(consumer: confluent_kafka.Consumer, count: int, seconds: float = 120.0)
 STEPS = ["Return", "ClaimAll", "Whole", "DeleteSlots", "Part", "Leave"]
 
 
-@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step in (STEPS[0], STEPS[-2])))
+@pytest.mark.parametrize("step", others_at_night(STEPS, lambda step: step == "Part"))
 def test_a_return_whose_operator_died_is_gone_on_with_by_the_next(
     operations: Admin, admin: AdminClient, make_topic: MakeTopic, step: str
 ) -> None:
@@ -401,6 +401,7 @@ def test_an_operator_that_claims_after_the_return_began_splits_nothing(
     assert operations.unenrol(topic).left
 
 
+@pytest.mark.nightly
 def test_a_split_that_came_in_between_is_merged_and_the_return_goes_on(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -463,6 +464,7 @@ def test_the_command_line_says_what_forbids_a_return_and_merges_and_retires_firs
     assert code == 0, "once more: nothing is left to do"
 
 
+@pytest.mark.nightly
 def test_a_group_that_stands_apart_or_before_the_merge_is_named_and_nothing_is_changed(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -514,6 +516,7 @@ def _recorded(operations: Admin, topic: str) -> Enrolment:
     return found
 
 
+@pytest.mark.nightly
 def test_an_idle_group_that_commits_by_itself_is_no_obstacle(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
@@ -550,6 +553,7 @@ def test_an_idle_group_that_commits_by_itself_is_no_obstacle(
         assert committed.offset == 10
 
 
+@pytest.mark.nightly
 def test_a_live_group_goes_on_where_it_stands_when_its_topic_is_enrolled_again(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:

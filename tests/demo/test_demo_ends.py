@@ -13,6 +13,7 @@ from tests.demo.playing import children_of, result_of, running, wait_for_writing
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.nightly
 def test_a_writer_that_is_killed_fails_the_demo_with_the_reason(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)
@@ -33,6 +34,7 @@ def test_ctrl_c_ends_the_demo_and_all_its_writers(bootstrap: str, tmp_path: Path
     assert code == 130
 
 
+@pytest.mark.nightly
 def test_nobody_outlives_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)

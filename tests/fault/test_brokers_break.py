@@ -126,7 +126,7 @@ def brokers(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("fault", others_at_night(FAULTS, lambda fault: fault != "two-of-three-frozen"))
+@pytest.mark.parametrize("fault", others_at_night(FAULTS, lambda fault: fault == "broker-killed"))
 def test_whatever_the_step_at_which_brokers_break_nothing_is_lost_and_the_operation_ends(
     brokers: DevCluster, fault: str
 ) -> None:

@@ -26,7 +26,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import GROUPS_TOPIC
 from tests.fault.chaos.proxy import Network, add_listener
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(400)]
 
 SECONDS = 150.0
 SLOTS = 4
@@ -140,7 +140,7 @@ def lead_nothing_else(admin: AdminClient, bootstrap: str, broker: int) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param(CLASSIC, id="classic", marks=pytest.mark.nightly), pytest.param(REMOTE, id="consumer")],
+    [pytest.param(CLASSIC, id="classic"), pytest.param(REMOTE, id="consumer")],
 )
 def test_a_member_cut_off_from_its_coordinator_stops_before_another_has_its_slots(
     settings: dict[str, str | int],

@@ -188,6 +188,7 @@ def test_since_a_time_finds_what_came_after_it_and_not_what_came_before(
     assert now - HOUR_MS <= told["judged_since_ms"] <= time.time_ns() // 1_000_000 - HOUR_MS
 
 
+@pytest.mark.nightly
 def test_since_a_time_between_a_true_producers_records_all_is_clean(
     spark, operations, bootstrap, make_topic
 ) -> None:

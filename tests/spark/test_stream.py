@@ -126,6 +126,7 @@ def test_available_now_with_a_limit_reads_one_batch_of_it_and_the_checkpoint_sta
     recorder.check_order()
 
 
+@pytest.mark.nightly
 def test_a_query_begins_where_it_is_told_to_as_the_batch_view_does(spark, history, tmp_path) -> None:
     connection = {"bootstrap.servers": history.bootstrap}
     records = history.read()

@@ -311,6 +311,7 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
             asker.latest()
 
 
+@pytest.mark.nightly
 def test_a_topic_that_returns_to_plain_clients_ends_the_query_which_goes_on_if_it_is_enrolled_again(
     ask: Open, topic, send, operations, admin
 ) -> None:

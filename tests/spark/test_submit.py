@@ -122,6 +122,7 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, list[Daemon]]]:
         yield address, running
 
 
+@pytest.mark.nightly
 def test_the_wheel_reads_and_verifies_on_executors_and_no_secret_is_seen(
     standalone, wheel: Path, history, tmp_path: Path
 ) -> None:
