@@ -208,6 +208,7 @@ def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next
     others_work_on(guarded, operations, "flood")
 
 
+@pytest.mark.nightly
 def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, operations: Admin) -> None:
     """An operator that did not see a registration behind it would cut while that producer writes."""
     hung = confluent_kafka.Producer({**guarded.client(ATTACKER), "transactional.id": "own-hung"})

@@ -190,6 +190,7 @@ class Killed:
             running.wait(SECONDS)
 
 
+@pytest.mark.nightly
 def test_positions_in_the_programs_own_store_hold_through_kills_a_split_a_merge_and_another_number_of_slots(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def committed(member: Consumer) -> bool:
     return True
 
 
+@pytest.mark.nightly
 def test_without_the_control_topic_slots_and_plain_partitions_are_read_on_and_nobody_new_begins(
     own: DevCluster,
 ) -> None:

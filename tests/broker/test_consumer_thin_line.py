@@ -12,6 +12,7 @@ from tests.broker.producing import Journal, Writer
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.nightly
 def test_what_was_written_before_and_after_a_split_and_a_merge_is_handed_out_once_in_order(
     bootstrap, operations, make_topic
 ):

@@ -46,6 +46,7 @@ print("answered again", flush=True)
 """
 
 
+@pytest.mark.nightly
 def test_a_question_that_a_dead_coordinator_left_open_does_not_end_the_process_when_it_is_back() -> None:
     with DevCluster(brokers=1) as cluster:
         asking = subprocess.Popen(

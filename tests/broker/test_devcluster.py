@@ -99,6 +99,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(private: DevCluster
     private.wait_ready(60)
 
 
+@pytest.mark.nightly
 def test_only_a_running_broker_can_be_paused(private: DevCluster) -> None:
     private.kill(2)
     with pytest.raises(KpsplitError, match="broker 2 does not run"):

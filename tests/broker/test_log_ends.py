@@ -79,6 +79,7 @@ def tries_until_now(admin: AdminClient, statistics: list[dict[str, Any]]) -> int
     return sum(broker["connects"] for broker in statistics[-1]["brokers"].values())
 
 
+@pytest.mark.nightly
 def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None:
     """A lease that was renewed on such an answer would be one that knows nothing of a fence."""
     connection = Connection({"bootstrap.servers": alone.bootstrap})

@@ -330,6 +330,7 @@ def strangers_transaction(operations: Admin, parent: PhysicalPartition) -> Itera
     stranger.abort_transaction(60)
 
 
+@pytest.mark.nightly
 def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
     operations, make_topic, monkeypatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_group_commits_on_although_the_operator_of_a_retirement_is_killed(
     assert progress.lag == 0
 
 
+@pytest.mark.nightly
 def test_a_group_commits_and_is_moved_on_although_somebody_has_deleted_a_sub_topic(
     operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
 ) -> None:

@@ -42,6 +42,7 @@ def admin(bootstrap: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap})
 
 
+@pytest.mark.nightly
 def test_each_member_reads_the_key_ranges_that_the_assignor_gives_it(
     bootstrap, operations, admin, make_topic
 ):

@@ -131,6 +131,7 @@ def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
         send(producer, "still")
 
 
+@pytest.mark.nightly
 def test_retire_deletes_nothing_while_a_group_is_denied_to_the_operator(
     guarded: Guarded, operations: Admin
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_transactional_run_that_is_killed_has_each_record_in_the_output_once(
     _check_order([(m.key() or b"", m.value() or b"") for m in copied])
 
 
+@pytest.mark.nightly
 def test_a_transactional_run_over_a_plain_topic_is_exactly_once_as_well(
     bootstrap: str, make_topic: MakeTopic
 ) -> None:

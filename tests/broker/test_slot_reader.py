@@ -19,6 +19,7 @@ from kpsplit.splitter.records.data import MarkerKind
 from tests.broker.operating import PAUSE_MS, enrolled, merge, state_of
 from tests.broker.slot_reading import Member, Writer, slots_of
 from tests.broker.test_lineage_reader import Log
+from tests.nights import others_at_night
 
 pytestmark = pytest.mark.broker
 
@@ -59,7 +60,7 @@ def split(operations, parent: PhysicalPartition, ranges: int = 2) -> PartitionSt
     return operations.run(plan, max_pause_ms=PAUSE_MS, force=True).state
 
 
-@pytest.mark.parametrize("members", [1, 2, 4])
+@pytest.mark.parametrize("members", others_at_night([1, 2, 4], lambda members: members == 4))
 def test_slots_read_a_partition_through_a_split_a_nested_split_and_a_merge(
     bootstrap, operations, make_topic, member, members
 ) -> None:
@@ -375,6 +376,7 @@ def cut_log(bootstrap, admin, topic: str) -> PhysicalPartition:
     return parent
 
 
+@pytest.mark.nightly
 def test_a_sub_topic_that_is_gone_is_a_gap_of_its_segments(
     bootstrap, admin, operations, make_topic, member
 ) -> None:

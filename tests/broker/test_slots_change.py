@@ -429,6 +429,7 @@ def test_an_operator_that_slept_while_another_one_claimed_the_topic_withdraws_no
     assert not range_commits(admin, [parent], Deadline(60)).groups(parent)
 
 
+@pytest.mark.nightly
 def test_a_claim_of_a_topic_waits_for_a_strangers_transaction_that_hides_what_another_operator_wrote(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:

@@ -235,6 +235,7 @@ def test_setting_the_lease_again_says_what_it_is_now(inline, kpsplit) -> None:
     assert said == f"all topics exist already\nlease: {lease} ms, set now\n"
 
 
+@pytest.mark.nightly
 def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(
     inline, kpsplit, new_topic, bootstrap, tmp_path
 ) -> None:

@@ -35,6 +35,7 @@ def watching(watch: Kpsplit, out: int, err: int, *options: str) -> Iterator[subp
             process.kill()
 
 
+@pytest.mark.nightly
 def test_a_watch_says_for_how_long_it_shows_nothing_new_and_goes_on_when_the_broker_is_back(
     tmp_path: Path,
 ) -> None:

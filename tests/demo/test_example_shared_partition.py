@@ -14,6 +14,7 @@ SECONDS = 400
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
 
 
+@pytest.mark.nightly
 def test_three_members_share_a_partition_that_is_split_and_merged(bootstrap: str) -> None:
     command = [sys.executable, str(EXAMPLE), "--bootstrap-server", bootstrap]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)

@@ -33,6 +33,7 @@ def lived(operations: Admin, bootstrap: str, topic: str) -> PhysicalPartition:
     return parent
 
 
+@pytest.mark.nightly
 def test_copies_elsewhere_are_a_note_and_copies_in_their_own_log_are_findings(
     spark: Any, operations: Admin, bootstrap: str, make_topic: Any
 ) -> None:

@@ -160,6 +160,7 @@ def test_each_fault_is_found_with_its_producer_segment_key_and_offsets(
     assert by_producer[None]["segment"] == other.id
 
 
+@pytest.mark.nightly
 def test_since_a_time_finds_what_came_after_it_and_not_what_came_before(
     spark, operations, bootstrap, make_topic, forger
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
     assert verdict.of(VerifyCheck.FOREIGN_RECORDS)
 
 
+@pytest.mark.nightly
 def test_what_was_committed_before_a_return_is_not_judged_by_the_topic_that_was_made_again(
     operations: Admin, bootstrap: str, admin: AdminClient, make_topic
 ) -> None:
