@@ -105,12 +105,13 @@ was deleted since (a retired sub-topic), whenever they refresh their metadata.""
 TRY_AGAIN_MS = 1000
 LONGEST_PAUSE = "reconnect.backoff.max.ms"
 FIRST_PAUSE = "reconnect.backoff.ms"
-FIRST_PAUSE_MS = 500
+FIRST_PAUSE_MS = 200
 """Between two tries to connect, unless the user says otherwise.
 
 librdkafka (2.16) with sparse connections does not lengthen the pause while a broker accepts connections and
 closes them again, as one does that starts: with its default of 100 ms each client then tries some twenty
 times a second, and a program of kpsplit has several. Behind TLS that can keep a small broker from starting.
+A new client waits for up to half of it before it connects at all, so each start pays it.
 """
 
 ANSWER_MS = 10_000

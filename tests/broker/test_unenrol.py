@@ -363,8 +363,7 @@ def test_members_start_close_and_are_killed_at_each_step_of_a_return(
 
 
 def _add(log: Log, consumer: confluent_kafka.Consumer) -> bool:
-    message = consumer.poll(0.1)
-    if message is not None:
+    for message in consumer.consume(500, 0.1):
         assert message.error() is None, message.error()
         log.add(message, "plain")
     return True

@@ -113,7 +113,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "try brokers that close connections twenty times a second",
         "kafka.connection",
-        "FIRST_PAUSE_MS = 500",
+        "FIRST_PAUSE_MS = 200",
         "FIRST_PAUSE_MS = 50",
         "unit/test_kafka_reconnecting.py",
     ),
