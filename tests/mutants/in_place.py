@@ -1,0 +1,119 @@
+"""A process that has collected tests, and makes each mistake in a child: in functions that are there.
+
+Most of a mutant's time is the import of the package and of its tests. Here they are imported once for all mutants.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import NoReturn
+
+import pytest
+
+from tests.mutants.mutants import MUTANTS, OPTIONS, PATIENCE, ROOT, EndsAtOnce, Mutant
+
+PACKAGE = f"{ROOT / 'kpsplit'}{os.sep}"
+NOT_NOTICED, NOT_IN_A_FUNCTION = int(pytest.ExitCode.OK), -1
+Place = tuple[tuple[str, int], ...]
+"""The names on the way from a module to code in it; with numbers, because a property's functions have one name."""
+
+
+def places(code: CodeType, at: Place = ()) -> Iterator[tuple[Place, CodeType]]:
+    """Give code and all that is in it."""
+    yield at, code
+    names: list[str] = []
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from places(inner, (*at, (inner.co_name, names.count(inner.co_name))))
+            names.append(inner.co_name)
+
+
+def _does(code: CodeType) -> tuple[object, ...]:
+    """What code does itself, without that of what it defines."""
+    constants = [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
+    return code.co_code, code.co_names, constants
+
+
+def replacements(before: str, after: str, live: dict[CodeType, list[FunctionType]]) -> dict[CodeType, CodeType] | None:
+    """Return the new code of each function of a module; None where more than functions changes.
+
+    What a module or class does was done when it was imported, and a function's free variables are given to it once.
+    """
+    old, new = (dict(places(compile(text, "", "exec", dont_inherit=True))) for text in (before, after))
+    found: dict[CodeType, CodeType] = {}
+    for place, code in old.items():
+        other = new.get(place)
+        if not code.co_flags & CO_OPTIMIZED:
+            if other is None or _does(other) != _does(code):
+                return None
+        elif code in live:
+            if other is None or other.co_freevars != code.co_freevars or found.setdefault(code, other) != other:
+                return None
+    return found
+
+
+class InPlace:
+    """What the process does in place of a run: it takes names of mutants, and says how their tests ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._live: dict[CodeType, list[FunctionType]] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Serve until nobody asks any more."""
+        for made in gc.get_objects():
+            if isinstance(made, FunctionType) and made.__code__.co_filename.startswith(PACKAGE):
+                self._live.setdefault(made.__code__, []).append(made)
+        gc.freeze()  # children have no need to look at what is there already
+        while True:
+            try:
+                name, output = self._connection.recv()
+            except EOFError:
+                return True
+            mutant = next(m for m in MUTANTS if m.name == name)
+            self._connection.send(self._exit_code(mutant, _chosen(session.items, mutant), output))
+
+    def _exit_code(self, mutant: Mutant, items: list[pytest.Item], output: Path) -> int:
+        text = mutant.file.read_text("utf-8")
+        new = replacements(text, text.replace(mutant.before, mutant.after), self._live)
+        if new is None:
+            return NOT_IN_A_FUNCTION
+        child = os.fork()
+        if child == 0:
+            for code, other in new.items():
+                for function in self._live[code]:
+                    function.__code__ = other
+            _run(items, output)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _chosen(items: list[pytest.Item], mutant: Mutant) -> list[pytest.Item]:
+    chosen = f"tests/{mutant.noticed_by}"
+    return [item for item in items if chosen in (item.nodeid, item.nodeid.partition("[")[0], item.location[0])]
+
+
+def _run(items: list[pytest.Item], output: Path) -> NoReturn:
+    """Be the whole life of a child: the first failure ends it."""
+    with output.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    random.seed()
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    os._exit(NOT_NOTICED)
+
+
+def serve(connection: Connection) -> None:
+    """Be the process: it has imported nothing but libraries yet."""
+    from tests.unit import lane_samples
+
+    lane_samples.PATIENCE = PATIENCE  # what waits in vain has noticed it
+    files = sorted({str(mutant.tests) for mutant in MUTANTS})
+    pytest.main([*OPTIONS, "--capture=no", *files], [EndsAtOnce(), InPlace(connection)])
