@@ -1,6 +1,6 @@
 """A process that has collected tests, and makes each mistake in a child: in functions that are there.
 
-Most of a mutant's time is the import of the package and of its tests. Here they are imported once for all mutants.
+Most of a mutant's time was the import of the package and of its tests. Here they are imported once for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.mutants.mutants import MUTANTS, OPTIONS, PATIENCE, ROOT, EndsAtOnce, 
 PACKAGE = f"{ROOT / 'kpsplit'}{os.sep}"
 NOT_NOTICED, NOT_IN_A_FUNCTION = int(pytest.ExitCode.OK), -1
 Place = tuple[tuple[str, int], ...]
-"""The names on the way from a module to code in it; with numbers, because a property's functions have one name."""
+"""The names on the way from a module to code in it. A property has several functions of one name: which it is."""
 
 
 def places(code: CodeType, at: Place = ()) -> Iterator[tuple[Place, CodeType]]:
@@ -41,10 +41,12 @@ def _does(code: CodeType) -> tuple[object, ...]:
     return code.co_code, code.co_names, constants
 
 
-def replacements(before: str, after: str, live: dict[CodeType, list[FunctionType]]) -> dict[CodeType, CodeType] | None:
+def replacements(
+    before: str, after: str, live: dict[CodeType, list[FunctionType]]
+) -> dict[CodeType, CodeType] | None:
     """Return the new code of each function of a module; None where more than functions changes.
 
-    What a module or class does was done when it was imported, and a function's free variables are given to it once.
+    What a module or class does was done when it was imported, and a function gets its free variables once.
     """
     old, new = (dict(places(compile(text, "", "exec", dont_inherit=True))) for text in (before, after))
     found: dict[CodeType, CodeType] = {}
@@ -53,10 +55,14 @@ def replacements(before: str, after: str, live: dict[CodeType, list[FunctionType
         if not code.co_flags & CO_OPTIMIZED:
             if other is None or _does(other) != _does(code):
                 return None
-        elif code in live:
-            if other is None or other.co_freevars != code.co_freevars or found.setdefault(code, other) != other:
-                return None
+        elif code in live and (other is None or not _takes_over(found, code, other)):
+            return None
     return found
+
+
+def _takes_over(found: dict[CodeType, CodeType], code: CodeType, other: CodeType) -> bool:
+    """Have other code replace a function's; False if it cannot, or if the same code is to become two."""
+    return other.co_freevars == code.co_freevars and found.setdefault(code, other) == other
 
 
 class InPlace:
@@ -66,12 +72,15 @@ class InPlace:
         self._connection = connection
         self._live: dict[CodeType, list[FunctionType]] = {}
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve until nobody asks any more."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self) -> None:
+        """Find the functions of the package, before the collector forgets what is there."""
         for made in gc.get_objects():
             if isinstance(made, FunctionType) and made.__code__.co_filename.startswith(PACKAGE):
                 self._live.setdefault(made.__code__, []).append(made)
-        gc.freeze()  # children have no need to look at what is there already
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Serve until nobody asks any more."""
         while True:
             try:
                 name, output = self._connection.recv()
@@ -96,7 +105,9 @@ class InPlace:
 
 def _chosen(items: list[pytest.Item], mutant: Mutant) -> list[pytest.Item]:
     chosen = f"tests/{mutant.noticed_by}"
-    return [item for item in items if chosen in (item.nodeid, item.nodeid.partition("[")[0], item.location[0])]
+    return [
+        item for item in items if chosen in (item.nodeid, item.nodeid.partition("[")[0], item.location[0])
+    ]
 
 
 def _run(items: list[pytest.Item], output: Path) -> NoReturn:

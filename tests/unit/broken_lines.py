@@ -296,7 +296,9 @@ class World:
             with self.engine._lock:
                 self.engine._turn()
             self.engine._resting.set()
-            sys.settrace(self.tracer if traced and self.how != "lanes" else None)  # one in a worker ends a run
+            sys.settrace(
+                self.tracer if traced and self.how != "lanes" else None
+            )  # one in a worker ends a run
             self._take()
             sys.settrace(None)
             idle = 0 if len(self.found) != before or len(self.found) < len(expected) else idle + 1
