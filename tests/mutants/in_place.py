@@ -9,6 +9,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from functools import cache
 from inspect import CO_OPTIMIZED
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.mutants.mutants import MUTANTS, OPTIONS, PATIENCE, ROOT, EndsAtOnce, 
 PACKAGE = f"{ROOT / 'kpsplit'}{os.sep}"
 NOT_NOTICED, NOT_IN_A_FUNCTION = int(pytest.ExitCode.OK), -1
 Place = tuple[tuple[str, int], ...]
-"""The names on the way from a module to code in it. A property has several functions of one name: which it is."""
+"""The names on the way from a module to code in it, and which of several with one name (properties)."""
 
 
 def places(code: CodeType, at: Place = ()) -> Iterator[tuple[Place, CodeType]]:
@@ -33,6 +34,11 @@ def places(code: CodeType, at: Place = ()) -> Iterator[tuple[Place, CodeType]]:
         if isinstance(inner, CodeType):
             yield from places(inner, (*at, (inner.co_name, names.count(inner.co_name))))
             names.append(inner.co_name)
+
+
+@cache
+def _in_module(text: str) -> dict[Place, CodeType]:
+    return dict(places(compile(text, "", "exec", dont_inherit=True)))
 
 
 def _does(code: CodeType) -> tuple[object, ...]:
@@ -48,9 +54,9 @@ def replacements(
 
     What a module or class does was done when it was imported, and a function gets its free variables once.
     """
-    old, new = (dict(places(compile(text, "", "exec", dont_inherit=True))) for text in (before, after))
+    new = _in_module(after)
     found: dict[CodeType, CodeType] = {}
-    for place, code in old.items():
+    for place, code in _in_module(before).items():
         other = new.get(place)
         if not code.co_flags & CO_OPTIMIZED:
             if other is None or _does(other) != _does(code):
@@ -70,14 +76,14 @@ class InPlace:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._live: dict[CodeType, list[FunctionType]] = {}
+        self._live: dict[str, dict[CodeType, list[FunctionType]]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         """Find the functions of the package, before the collector forgets what is there."""
         for made in gc.get_objects():
-            if isinstance(made, FunctionType) and made.__code__.co_filename.startswith(PACKAGE):
-                self._live.setdefault(made.__code__, []).append(made)
+            if isinstance(made, FunctionType) and (file := made.__code__.co_filename).startswith(PACKAGE):
+                self._live.setdefault(file, {}).setdefault(made.__code__, []).append(made)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Serve until nobody asks any more."""
@@ -90,14 +96,14 @@ class InPlace:
             self._connection.send(self._exit_code(mutant, _chosen(session.items, mutant), output))
 
     def _exit_code(self, mutant: Mutant, items: list[pytest.Item], output: Path) -> int:
-        text = mutant.file.read_text("utf-8")
-        new = replacements(text, text.replace(mutant.before, mutant.after), self._live)
+        text, live = mutant.file.read_text("utf-8"), self._live[str(mutant.file)]
+        new = replacements(text, text.replace(mutant.before, mutant.after), live)
         if new is None:
             return NOT_IN_A_FUNCTION
         child = os.fork()
         if child == 0:
             for code, other in new.items():
-                for function in self._live[code]:
+                for function in live[code]:
                     function.__code__ = other
             _run(items, output)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -105,9 +111,7 @@ class InPlace:
 
 def _chosen(items: list[pytest.Item], mutant: Mutant) -> list[pytest.Item]:
     chosen = f"tests/{mutant.noticed_by}"
-    return [
-        item for item in items if chosen in (item.nodeid, item.nodeid.partition("[")[0], item.location[0])
-    ]
+    return [i for i in items if i.nodeid == chosen or i.nodeid.startswith((f"{chosen}::", f"{chosen}["))]
 
 
 def _run(items: list[pytest.Item], output: Path) -> NoReturn:
@@ -127,4 +131,4 @@ def serve(connection: Connection) -> None:
 
     lane_samples.PATIENCE = PATIENCE  # what waits in vain has noticed it
     files = sorted({str(mutant.tests) for mutant in MUTANTS})
-    pytest.main([*OPTIONS, "--capture=no", *files], [EndsAtOnce(), InPlace(connection)])
+    pytest.main([*OPTIONS, "--tb=native", "--capture=no", *files], [EndsAtOnce(), InPlace(connection)])

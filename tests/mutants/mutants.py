@@ -290,7 +290,7 @@ def make(mutant: Mutant) -> None:
 
 
 OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain"]
-PATIENCE = 5.0
+PATIENCE = 2.0
 """So many seconds a test waits for what does not come because of the mistake."""
 
 
