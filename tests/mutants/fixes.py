@@ -632,7 +632,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "splitter.commits",
         "if self._own is not None and key is not None and is_of_others(key, self._own):",
         "if False:",
-        "unit/test_commits.py",
+        "unit/test_commits.py::test_keys_of_other_groups_are_not_parsed",
     ),
     (
         "take another member that is alone in the group for this one",
@@ -674,7 +674,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "splitter.group_slots",
         "former.slots, begins=False)",
         "former.slots)",
-        "property/test_slots_change.py",
+        "property/test_slots_change.py::test_each_guard_is_needed[begins-the_change_is_seen_late]",
     ),
     (
         "commit ranges of what is by hand beside a subscription",
@@ -709,7 +709,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "consumer.slots.assigned_slots",
         "not self.must_be_held(assigned)) or (self.metadata.fresh() and same)",
         "not self.must_be_held(assigned)) or same",
-        "property/test_slots_change.py",
+        "property/test_slots_change.py::"
+        "test_a_group_goes_over_to_partitions_and_goes_on_plainly_and_no_key_is_worked_on_twice[100]",
     ),
     (
         "start a slot where its former owner stood before it let go",
