@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from kpsplit.splitter.partition_state import Phase
-from tests.nights import others_at_night
 from tests.sim import fence_real, fence_world
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import HIGH, LOW, Global, Scope, World
@@ -45,7 +44,6 @@ ONE, TWO, APART, EACH = ((LOW,),), ((LOW, LOW),), ((LOW, HIGH),), ((LOW,), (HIGH
 MERGE: dict[str, Any] = {"begin": ("split",), "operations": ("merge",)}
 BOTH: dict[str, Any] = {"operations": ("split", "merge")}
 
-CRASH = "a split and a merge, two producers, two keys, a crash"
 SCOPES = {
     "a split, two records of one key": Scope(TWO),
     "a split, two keys in two ranges": Scope(APART),
@@ -60,7 +58,7 @@ SCOPES = {
     "a merge, markers one by one, one late": Scope(ONE, **MERGE, aborts=1, one_by_one=True, lapses=False),
     "a split and a merge": Scope(ONE, **BOTH),
     "a split and a merge, two producers, two keys": Scope(EACH, **BOTH, lapses=False),
-    CRASH: Scope(EACH, **BOTH, lapses=False, aborts=1),
+    "a split and a merge, two producers, two keys, a crash": Scope(EACH, **BOTH, lapses=False, aborts=1),
     "a split and a merge, two producers of one key": Scope(((LOW,), (LOW,)), **BOTH, lapses=False),
     "a split, acknowledgements get lost and leases run out": Scope(TWO, errors=True),
 }
@@ -83,9 +81,7 @@ ORDERED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*others_at_night(SCOPES, lambda n: n != CRASH), *(LARGE if THOROUGH else ())]
-)
+@pytest.mark.parametrize("name", [*SCOPES, *(LARGE if THOROUGH else ())])
 def test_nothing_is_lost_doubled_reordered_or_left_without_a_report(name: str) -> None:
     """And no record with a key is sent to a segment that took a higher number.
 
