@@ -21,7 +21,8 @@ import pytest
 from tests.mutants.mutants import MUTANTS, OPTIONS, PATIENCE, ROOT, EndsAtOnce, Mutant
 
 PACKAGE = f"{ROOT / 'kpsplit'}{os.sep}"
-NOT_NOTICED, NOT_IN_A_FUNCTION = int(pytest.ExitCode.OK), -1
+NOT_IN_A_FUNCTION = -1
+"""Said in place of an exit code: the package has to be imported with the mistake."""
 Place = tuple[tuple[str, int], ...]
 """The names on the way from a module to code in it, and which of several with one name (properties)."""
 
@@ -85,20 +86,20 @@ class InPlace:
             if isinstance(made, FunctionType) and (file := made.__code__.co_filename).startswith(PACKAGE):
                 self._live.setdefault(file, {}).setdefault(made.__code__, []).append(made)
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve until nobody asks any more."""
+    def pytest_runtestloop(self, session: pytest.Session) -> NoReturn:
+        """Serve until nobody asks any more, and end without a summary of no tests."""
         while True:
             try:
                 name, output = self._connection.recv()
             except EOFError:
-                return True
+                os._exit(pytest.ExitCode.OK)
             mutant = next(m for m in MUTANTS if m.name == name)
             self._connection.send(self._exit_code(mutant, _chosen(session.items, mutant), output))
 
     def _exit_code(self, mutant: Mutant, items: list[pytest.Item], output: Path) -> int:
-        text, live = mutant.file.read_text("utf-8"), self._live[str(mutant.file)]
+        text, live = mutant.file.read_text("utf-8"), self._live.get(str(mutant.file), {})
         new = replacements(text, text.replace(mutant.before, mutant.after), live)
-        if new is None:
+        if not new:
             return NOT_IN_A_FUNCTION
         child = os.fork()
         if child == 0:
@@ -122,7 +123,7 @@ def _run(items: list[pytest.Item], output: Path) -> NoReturn:
     random.seed()
     for item, following in zip(items, [*items[1:], None], strict=True):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    os._exit(NOT_NOTICED)
+    os._exit(pytest.ExitCode.OK if items else pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def serve(connection: Connection) -> None:
