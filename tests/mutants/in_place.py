@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from inspect import CO_OPTIMIZED
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -121,9 +122,13 @@ def _run(items: list[pytest.Item], output: Path) -> NoReturn:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     random.seed()
-    for item, following in zip(items, [*items[1:], None], strict=True):
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    os._exit(pytest.ExitCode.OK if items else pytest.ExitCode.NO_TESTS_COLLECTED)
+    code = pytest.ExitCode.INTERNAL_ERROR
+    try:
+        for item, following in zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        code = pytest.ExitCode.OK if items else pytest.ExitCode.NO_TESTS_COLLECTED
+    finally:
+        os._exit(code)
 
 
 def serve(connection: Connection) -> None:
