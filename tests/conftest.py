@@ -47,6 +47,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Have garbage be looked for among what tests make, not among thousands of tests that stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Where ``--dist loadfile`` is asked for, have one process run all that shares the Spark session."""
     return FilesAndSpark(config, log) if config.getoption("dist") == "loadfile" else None

@@ -289,11 +289,12 @@ def make(mutant: Mutant) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
-PATIENCE = 5.0
+OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain"]
+PATIENCE = 2.0
 """So many seconds a test waits for what does not come because of the mistake."""
 
 
-def main(name: str, *options: str, plugins: Sequence[object] = ()) -> int:
+def main(name: str, options: Sequence[str] = OPTIONS[:-1], plugins: Sequence[object] = ()) -> int:
     """Run the tests with the mistake made; return pytest's exit code."""
     mutant = next(m for m in MUTANTS if m.name == name)
     make(mutant)
@@ -301,7 +302,7 @@ def main(name: str, *options: str, plugins: Sequence[object] = ()) -> int:
 
     lane_samples.PATIENCE = PATIENCE  # what waits in vain has noticed it
     tests = f"{ROOT / 'tests'}/{mutant.noticed_by}"
-    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", *options, tests], plugins)
+    return pytest.main([*options, tests], plugins)
 
 
 class EndsAtOnce:
@@ -317,7 +318,7 @@ def main_of_fork(name: str, output: Path) -> NoReturn:
     with output.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    code = main(name, "--assert=plain", plugins=[EndsAtOnce()])
+    code = main(name, OPTIONS, [EndsAtOnce()])
     sys.stdout.flush()
     os._exit(code)
 

@@ -49,10 +49,9 @@ def explore(world: World, limit: int = 10_000_000) -> Explored:
     backwards: list[list[int]] = [[]]
     result = Explored(0, 0, 0)
     ends: list[int] = []
-    queue: deque[Global] = deque([first])
+    queue: deque[tuple[int, Global]] = deque([(0, first)])
     while queue:
-        state = queue.popleft()
-        number = numbers[state]
+        number, state = queue.popleft()
         result.states += 1
         wrong = world.violation(state)
         moving = False
@@ -64,7 +63,7 @@ def explore(world: World, limit: int = 10_000_000) -> Explored:
                     known = numbers[after] = len(came_from)
                     came_from.append((number, label))
                     backwards.append([])
-                    queue.append(after)
+                    queue.append((known, after))
                 if not fault and known != number:
                     moving = True
                     backwards[known].append(number)

@@ -186,6 +186,7 @@ NOT_NEEDED = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("leave_out", "scope"), NOT_NEEDED, ids=[row[0].__name__ for row in NOT_NEEDED])
 def test_a_guard_that_the_end_of_the_lease_stands_in_for_is_not_missed(
     leave_out: LeaveOut, scope: Scope, monkeypatch: pytest.MonkeyPatch

@@ -9,11 +9,11 @@ from __future__ import annotations
 import linecache
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from math import inf
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -38,7 +38,7 @@ from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, key_hash
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 from tests.unit import engine_world
@@ -272,6 +272,8 @@ class World:
         self.turns = 0
         self.tracer: Tracer | None = None
         """Sees the lines while the engine or the application is at work, not the test."""
+        self.traced_from = 0
+        """The turn from which on it does: each call costs time while there is one."""
         for slot in (FIRST, SECOND):
             assigned = AssignedSlot(slot, slot.parent, Mode.SLOTS, SlotStage.FOUND, by_hand=True)
             assigned.start = SlotStart((Cursor.at_start(slot.range),))
@@ -289,11 +291,14 @@ class World:
             assert self.turns < 400, (len(self.found), self.reader.fetch_states)
             before = len(self.found)
             self._orders()
-            sys.settrace(self.tracer if self.how != "interrupted" else None)
+            traced = self.turns >= self.traced_from
+            sys.settrace(self.tracer if traced and self.how != "interrupted" else None)
             with self.engine._lock:
                 self.engine._turn()
             self.engine._resting.set()
-            sys.settrace(self.tracer if self.how != "lanes" else None)  # one in a worker ends a run
+            sys.settrace(
+                self.tracer if traced and self.how != "lanes" else None
+            )  # one in a worker ends a run
             self._take()
             sys.settrace(None)
             idle = 0 if len(self.found) != before or len(self.found) < len(expected) else idle + 1
@@ -352,29 +357,34 @@ class World:
     def _check_commits(self) -> None:
         """No position passes a record that was not handed out."""
         lineage, had = self.slots.lineage(PARENT), set(self.found)
+        missing = [
+            (place, record)
+            for place, records in self.client.logs.items()
+            for record in records
+            if record.key() is not None and record.value() not in had and record.value() != b"skipped"
+        ]
+        if not missing or self.slots.of(PARENT)[0].stage is not SlotStage.READING:
+            return
         for slot in (FIRST, SECOND):
-            if self.slots.of(PARENT)[0].stage is not SlotStage.READING:
-                continue
             try:
                 cursors = self.slots.sink.cursor(slot)
             except KeyError:
                 continue
             for cursor in cursors:
-                for place, records in self.client.logs.items():
-                    for record in records:
-                        self._check_record(lineage, cursor, place, record, had)
+                if not cursor.ahead_of(lineage):
+                    left = cursor.pending(lineage)
+                    for place, record in missing:
+                        _check_record(lineage, cursor, left, place, record)
 
-    def _check_record(
-        self, lineage: Any, cursor: Cursor, place: Any, record: Message, had: set[bytes]
-    ) -> None:
-        segment = lineage.at(place, record.offset() or 0)
-        if segment is None or record.value() == b"skipped" or record.key() is None:
-            return
-        if key_hash(record.key() or b"") not in cursor.range or cursor.ahead_of(lineage):
-            return
-        left = cursor.pending(lineage).get(segment.id)
-        if left is None or left > (record.offset() or 0):
-            assert record.value() in had, f"committed, and not handed out: {record.value()!r}"
+
+def _check_record(
+    lineage: Lineage, cursor: Cursor, left: Mapping[int, int], place: PhysicalPartition, record: Message
+) -> None:
+    offset = record.offset() or 0
+    segment = lineage.at(place, offset)
+    if segment is not None and key_hash(record.key() or b"") in cursor.range:
+        ahead = left.get(segment.id, inf) > offset
+        assert not ahead, f"committed, and not handed out: {record.value()!r}"
 
 
 def handed_out() -> list[bytes]:
@@ -382,19 +392,21 @@ def handed_out() -> list[bytes]:
     return [m.value() or b"" for there in logs().values() for m in there if m.value() != b"skipped"]
 
 
-def lines_of(how: str) -> Counter[Line]:
-    """How often each line comes when nothing goes wrong."""
-    lines: Counter[Line] = Counter()
+def lines_of(how: str) -> dict[Line, list[int]]:
+    """In which turns each line comes when nothing goes wrong."""
+    lines: dict[Line, list[int]] = {}
     world = World(how)
-    world.tracer = tracer(lambda line: lines.update([line]))
+    world.tracer = tracer(lambda line: lines.setdefault(line, []).append(world.turns))
     world.run()
     world.check()
     return lines
 
 
-def broken_at(how: str, line: Line, hit: int) -> None:
-    """Run with an exception before a line, the so many-th time that it comes."""
-    world, left = World(how), [hit]
+def broken_at(how: str, line: Line, turns: Sequence[int], hit: int) -> None:
+    """Run with an exception before a line, the so many-th time that it comes; ``turns``: when it does."""
+    world = World(how)
+    world.traced_from = turns[hit - 1]
+    left = [hit - sum(turn < world.traced_from for turn in turns)]
 
     def seen(at: Line) -> None:
         if at == line:
@@ -422,21 +434,28 @@ def _leaves(frame: FrameType) -> bool:
 def tracer(seen: Callable[[Line], None], only: Line | None = None) -> Tracer:
     """Return what calls this before each line between client and application, or of one file at least."""
 
+    inside: dict[int, bool] = {}  # by id: a code's hash is made of all that is in it, each time
+
     def local(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line" and not _leaves(frame):
+        if event == "line" and (only is None or frame.f_lineno == only[1]) and not _leaves(frame):
             seen((frame.f_code.co_filename, frame.f_lineno))
         return local
 
     def calls(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if only is not None and (code.co_filename != only[0] or code.co_firstlineno > only[1]):
-            return None
-        name = Path(code.co_filename).stem
-        inside = name in BETWEEN and "/kpsplit/" in code.co_filename
-        return (
-            local
-            if inside and not (name in ("engine", "logical_message") and code.co_name in OUTSIDE)
-            else None
-        )
+        if (known := inside.get(id(code))) is None:
+            known = inside[id(code)] = _is_between(code) and (only is None or _has(code, only))
+        return local if known else None
 
     return calls
+
+
+def _is_between(code: CodeType) -> bool:
+    name = Path(code.co_filename).stem
+    if name not in BETWEEN or "/kpsplit/" not in code.co_filename:
+        return False
+    return name not in ("engine", "logical_message") or code.co_name not in OUTSIDE
+
+
+def _has(code: CodeType, line: Line) -> bool:
+    return code.co_filename == line[0] and any(at == line[1] for _, _, at in code.co_lines())

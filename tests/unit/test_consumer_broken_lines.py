@@ -36,13 +36,12 @@ def test_an_exception_at_any_line_loses_doubles_and_reorders_nothing_and_no_comm
     how: str,
 ) -> None:
     files = ALONE[how]
-    lines = {line: hits for line, hits in lines_of(how).items() if not files or Path(line[0]).stem in files}
+    lines = {line: turns for line, turns in lines_of(how).items() if not files or Path(line[0]).stem in files}
     assert len(lines) > 100
-    for line, hits in sorted(lines.items()):
+    for line, turns in sorted(lines.items()):
+        first, middle, last = 1, (len(turns) + 1) // 2, len(turns)
         try:
-            for hit in (
-                sorted({1, (hits + 1) // 2, hits}) if how in ("consume", "lanes") else [(hits + 1) // 2]
-            ):
-                broken_at(how, line, hit)
+            for hit in sorted({first, middle, last}) if how in ("consume", "lanes") else [middle]:
+                broken_at(how, line, turns, hit)
         except (AssertionError, MemoryError) as error:
             raise AssertionError(f"with an exception at {Path(line[0]).name}:{line[1]}") from error

@@ -183,7 +183,7 @@ def test_a_coordinator_that_does_not_say_what_members_had_is_asked_again(
     classic = Classic("", "[Error 16] NotCoordinatorError")
     monkeypatch.setattr(groups, "ask_kafka_python", classic.ask)
     with pytest.raises(UnreachableError, match="NotCoordinatorError"):
-        groups.describe_members(classic.admin, "g", kept=True)
+        groups.describe_members(classic.admin, "g", 1.5, kept=True)
 
 
 @pytest.mark.parametrize(

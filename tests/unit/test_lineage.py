@@ -58,11 +58,6 @@ def test_a_number_that_no_record_can_have_is_not_found() -> None:
     assert LIFE.merged.lineage.find(1005) is not None
 
 
-def test_a_phantoms_numbers_are_greater_than_the_parents_log_end_at_the_split() -> None:
-    for segment in LIFE.split.lineage.open_segments():
-        assert segment.logical(segment.start) > 1000
-
-
 def test_a_split_and_a_merge_at_the_same_range_do_not_look_unchanged() -> None:
     first, last = LIFE.merged.lineage.segments[0], LIFE.merged.lineage.segments[-1]
     assert (first.range, first.source, first.kind) == (last.range, last.source, last.kind)

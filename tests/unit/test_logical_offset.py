@@ -12,13 +12,6 @@ def test_until_the_first_split_a_logical_offset_is_kafkas_own() -> None:
     assert [FIRST.at(i) for i in (0, 1, 999)] == [0, 1, 999]
 
 
-def test_the_worked_example_of_the_design() -> None:
-    heirs = FIRST.heirs(1000, 5)
-    assert [h.base for h in heirs] == [1000, 1001, 1002, 1003, 1004]
-    assert {h.stride for h in heirs} == {5}
-    assert heirs[3].at(7) == 1038
-
-
 def test_heirs_share_no_number_and_leave_none_out() -> None:
     source = Progression(17, 3)
     given = sorted(h.at(i) for h in source.heirs(4, 5) for i in range(10))

@@ -64,22 +64,6 @@ def test_the_cut_keeps_the_end_and_the_leader_epoch_of_the_marker() -> None:
     assert (parent.end, parent.end_leader_epoch, parent.closed_epoch) == (1000, 4, 1)
 
 
-def test_the_epoch_rises_at_the_commit_and_at_no_other_event() -> None:
-    prepared = apply(UNSPLIT, Prepare(SPLIT))
-    on_fence = fenced(UNSPLIT, SPLIT)
-    aborted = apply(on_fence, Abort("s", EndedBy.OPERATOR, ""))
-    done = operated(UNSPLIT, SPLIT, {0: 3})
-    assert [s.epoch for s in (prepared, on_fence, aborted, done)] == [0, 0, 0, 1]
-
-
-def test_the_revision_rises_by_one_with_every_event() -> None:
-    assert [s.revision for s in (UNSPLIT, fenced(UNSPLIT, SPLIT), operated(UNSPLIT, SPLIT, {0: 3}))] == [
-        0,
-        2,
-        4,
-    ]
-
-
 def test_records_are_held_only_while_the_fence_is_on() -> None:
     assert apply(UNSPLIT, Prepare(SPLIT)).fenced_segments() == ()
     assert fenced(UNSPLIT, SPLIT).fenced_segments() == (0,)

@@ -12,7 +12,6 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.records.offsets import (
     MAX_GROUP,
     BoundaryKey,
-    Cause,
     CommitKey,
     Position,
     RangeCommit,
@@ -24,13 +23,6 @@ from tests.unit.samples import PARENT
 RANGE = KeyRange(0x40000000, 0x44000000)
 KEY = CommitKey("billing", PARENT, RANGE)
 COMMIT = RangeCommit("billing", PARENT, RANGE, {3: Position(87, 4), 1: Position(1001)}, "m-1", 12)
-
-
-def test_a_range_commit_is_read_back_as_it_was_written() -> None:
-    assert decode_range_commit(KEY, COMMIT.encode()) == COMMIT
-    seek = RangeCommit("billing", PARENT, RANGE, {0: Position(0)}, "me", -1, Cause.SEEK)
-    assert decode_range_commit(KEY, seek.encode()) == seek
-    assert parse_offset_key(COMMIT.key) == KEY
 
 
 def test_a_range_commit_is_this_json() -> None:

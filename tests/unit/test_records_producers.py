@@ -33,13 +33,6 @@ FULL = ProducerRegistration(
 )
 
 
-@pytest.mark.parametrize(
-    "record", [FULL, ProducerRegistration(1, 1, ""), ProducerRegistration(2**64 - 1, 2**63 - 1, "")]
-)
-def test_a_record_is_read_back_as_it_was_written(record: ProducerRegistration) -> None:
-    assert decode_record(record.key, record.encode()) == record
-
-
 def test_each_registration_of_an_instance_has_a_key_of_its_own() -> None:
     keys = {replace(FULL, generation=n).key for n in range(1, 1000)}
     assert len(keys) == 999
