@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kpsplit.control.plans import Check
+from kpsplit.control.plans import Check, under_way
 from kpsplit.errors import (
     AuthorizationError,
     CheckFailedError,
@@ -49,8 +49,7 @@ class Facts:
     ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
     ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
     open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that
-    exist which the brokers say we do not have. ``partitioner`` and ``useful`` come from the sample, None
-    where none was taken.
+    exist which the brokers say we do not have.
     """
 
     parent: PhysicalPartition
@@ -62,14 +61,10 @@ class Facts:
     opening: int = 1
     subtopic: str | None = None
     names: frozenset[str] = frozenset()
-    under_way: str | None = None
     sources: tuple[TopicFacts, ...] = ()
     logs: dict[PhysicalPartition, LogFacts] = field(default_factory=dict)
     hung_transaction: str | None = None
     lacking: tuple[Right, ...] = ()
-    partitioner: Check | None = None
-    strange_writers: Check | None = None
-    useful: Check | None = None
 
 
 SHORT_RETENTION_MS = 3_600_000
@@ -252,8 +247,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
     if not all(c.ok for c in first) or facts.topic is None or facts.state is None:
         return first
     topic, state = facts.topic, facts.state
-    rest = [make(facts, topic, state) for make in _MAKERS]
-    rest += [facts.partitioner, facts.strange_writers, facts.useful]
+    rest = (make(facts, topic, state) for make in _MAKERS)
     return (*first, *(c for c in rest if c is not None))
 
 
@@ -292,9 +286,8 @@ def _same_topic(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check
 
 def _no_operation(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
     name, parent = "no operation", facts.parent
-    if facts.under_way is not None:
-        remedy = f"run: kpsplit resume {parent}, or kpsplit abort {parent}"
-        return Check(name, False, facts.under_way, remedy)
+    if (busy := under_way(state)) is not None:
+        return Check(name, False, busy, f"run: kpsplit resume {parent}, or kpsplit abort {parent}")
     if state.phase is Phase.FROZEN:
         remedy = f"look at kpsplit doctor, then run: kpsplit resume {parent} --thaw"
         return Check(name, False, f"{parent} is frozen: {state.frozen_reason}", remedy)
