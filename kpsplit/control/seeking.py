@@ -197,22 +197,14 @@ class Seeker:
         Its range commits are read first: a group that comes back after that is known, or has none of them.
         """
         deadline = self._session.begin()
-        states = self._states(topic, deadline)
+        states = self._session.states(topic, deadline)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         groups = {name for state in states for name in fold.groups(state.parent)}
         expired = groups.difference(group_names(self._admin, deadline))
         return [_committed(fold, group, topic, states) for group in sorted(expired)]
 
-    def _states(self, topic: str, deadline: Deadline) -> list[PartitionState]:
-        view = self._session.read(deadline)
-        count = self._admin.partition_count(topic, deadline)
-        if topic not in view.enrolments:
-            raise view.not_enrolled(topic)
-        parents = (PhysicalPartition(topic, number) for number in range(count))
-        return [state for state in map(view.state, parents) if state is not None]
-
     def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
-        states = self._states(topic, deadline)
+        states = self._session.states(topic, deadline)
         self._refuse_active(group, topic, deadline, changed=False)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         found = _committed(fold, group, topic, states)

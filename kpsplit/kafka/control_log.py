@@ -250,11 +250,11 @@ class OperationLog(ClaimedLog):
     def peek(self, deadline: Deadline) -> PartitionState:
         """Return the partition's state without claiming it."""
         self._tail.read_to_end(deadline)
-        return self._state()
+        return self.seen()
 
     def seen(self) -> PartitionState:
         """Return the state that was read last, without asking again."""
-        return self._state()
+        return self._tail.view.enrolled_state(self._parent)
 
     def _announced(self, deadline: Deadline) -> Sequence[Claim]:
         """Read the announcements; before the state that the first claim is about none counts."""
@@ -290,7 +290,7 @@ class OperationLog(ClaimedLog):
 
         Not where the turn is another claimer's by now: the next to come would fence the one at work.
         """
-        revision, deadline = self._state().revision, Deadline(WITHDRAW_SECONDS)
+        revision, deadline = self.seen().revision, Deadline(WITHDRAW_SECONDS)
         if self._queue.has_turn(revision, self._claims) and self._queue.has_turn(
             revision, self._announced(deadline)
         ):
@@ -328,12 +328,6 @@ class OperationLog(ClaimedLog):
         self._announcer = None
         self._producer.close()
         self._tail.close()
-
-    def _state(self) -> PartitionState:
-        state = self._tail.view.state(self._parent)
-        if state is None:
-            raise self._tail.view.not_enrolled(self._parent.topic)
-        return state
 
     def _count_offsets_partitions(self, deadline: Deadline) -> int:
         admin = self._connection.shared_admin()
