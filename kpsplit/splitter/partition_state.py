@@ -193,8 +193,7 @@ class PartitionState:
         return next((t for t in self.subtopics if t.name == name), None)
 
     def is_retired(self, topic: str) -> bool:
-        subtopic = self.subtopic(topic)
-        return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+        return topic in self.retired()
 
     def retired(self) -> frozenset[str]:
         """Return the names of the sub-topics that are deleted, or about to be."""
