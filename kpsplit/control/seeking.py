@@ -30,7 +30,7 @@ from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offset
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Cursor, steps_to
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import group_ids
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
@@ -108,7 +108,7 @@ def cursor_at(
             return end
         first = min(max(segment.start, starts[segment.source]), end)
         if target.whence is Whence.OFFSET:
-            return min(max(first, segment.start + steps_to(segment, target.number)), end)
+            return min(max(first, segment.start + segment.progression.steps_to(target.number)), end)
         if target.whence is Whence.TIMESTAMP:
             return min(max(first, young.get(segment.source, end)), end)
         return first
