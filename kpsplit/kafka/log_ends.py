@@ -214,16 +214,33 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
 
 
 def exists(admin: AdminClient, topic: str) -> bool | None:
-    """Look whether there is such a topic, None where nobody says so.
+    """Look whether there is such a topic, None where nobody says so."""
+    try:
+        return topic_id_of(admin, topic, _LOOK_SECONDS) is not None
+    except KpsplitError:
+        return None
+
+
+def topic_id_of(admin: AdminClient, topic: str, seconds: float) -> str | None:
+    """Return Kafka's id of a topic, None if the broker that was asked does not know the topic.
 
     That question, unlike ``learn_leaders``, never creates it.
+
+    Raises:
+        KpsplitError: the topic cannot be seen (it may exist), or no broker answered.
     """
-    futures = admin.describe_topics(TopicCollection([topic]), request_timeout=_LOOK_SECONDS)
+    asked = TopicCollection([topic])
     try:
-        futures[topic].result(_LOOK_SECONDS)
-    except (KafkaException, TimeoutError) as exception:
-        return False if is_one_of(exception, MISSING) else None
-    return True
+        # The future has no name here: its error refers to this frame, which would refer to the future.
+        return str(
+            admin.describe_topics(asked, request_timeout=seconds)[topic].result(seconds + GRACE).topic_id
+        )
+    except TimeoutError:
+        raise UnreachableError(f"no broker answered about topic {topic}") from None
+    except KafkaException as exception:
+        if is_one_of(exception, {KafkaError.UNKNOWN_TOPIC_OR_PART}):
+            return None
+        raise translate(error_of(exception), f"look at topic {topic}") from exception
 
 
 def learn_leaders(client: AdminClient | Consumer, topic: str, seconds: float) -> None:

@@ -255,7 +255,8 @@ def place(writer: SegmentWriter[P], found: Mapping[int, int], end: int, *, compl
 
 def give_up(writer: SegmentWriter[P], keep: Callable[[Outgoing[P]], bool]) -> list[Final[P]]:
     """Fail records whose fate is not known in time. They are never sent again: they may have been written."""
-    late = [item.record for item in (*writer.pending, *writer.unplaced) if not keep(item.record)]
+    late = [item.record for item in writer.pending if not keep(item.record)]
+    late += [item.record for item in writer.unplaced if not keep(item.record)]
     if late:
         writer.pending[:] = [item for item in writer.pending if keep(item.record)]
         writer.unplaced[:] = [item for item in writer.unplaced if keep(item.record)]
