@@ -111,7 +111,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 class OperatorProducer:
     """The producer by whose transactional id the operators of one thing fence each other. Not thread safe.
 
-    ``claimed``: what the id stands for, as errors name it.
+    ``claimed``: what the id stands for, as errors name it. ``taken``: the producer that has the id, None
+    before it is taken and after a write that failed.
     """
 
     def __init__(self, connection: Connection, transactional_id: str, claimed: str) -> None:
@@ -126,7 +127,7 @@ class OperatorProducer:
         )
         self._taking = TakingId(make)
         self._what = f"claim {claimed} as {transactional_id}"
-        self._producer: Producer | None = None
+        self.taken: Producer | None = None
 
     def open(self) -> None:
         """Have it connect while something else is done."""
@@ -136,14 +137,10 @@ class OperatorProducer:
         """Take the id: every earlier holder is fenced, and their transactions are decided."""
         self.discard()
         try:
-            self._producer = self._taking.take(deadline)
+            self.taken = self._taking.take(deadline)
         except KafkaException as exception:
             raise _refused(error_of(exception), self._what) from exception
-        return self._producer
-
-    @property
-    def taken(self) -> Producer | None:
-        return self._producer
+        return self.taken
 
     def write(
         self, records: Iterable[tuple[str, int, bytes, bytes | None]], what: str, deadline: Deadline
@@ -156,7 +153,7 @@ class OperatorProducer:
         Raises:
             FencedError: a newer holder has the id. UnknownOutcomeError: read back what became of it.
         """
-        producer, offsets, began = self._producer, list[int](), monotonic()
+        producer, offsets, began = self.taken, list[int](), monotonic()
         if producer is None:
             raise InvariantError(f"could not {what}: it is not claimed")
         try:
@@ -178,7 +175,7 @@ class OperatorProducer:
 
     def discard(self) -> None:
         """A producer is never used again after a commit that failed: a late EndTxn could hit a later one."""
-        self._producer = None
+        self.taken = None
 
     def close(self) -> None:
         self.discard()
@@ -402,7 +399,7 @@ class EnrolmentLog(FencedLog):
 
     def claim(self, deadline: Deadline) -> Enrolment | None:
         """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
-        self._fence(self._mark, deadline)
+        self._fence(partial(_marked, self._writer, self._topic), deadline)
         return self._tail.view.recorded(self._topic)
 
     def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
@@ -438,9 +435,6 @@ class EnrolmentLog(FencedLog):
         self._producer.close()
         with after_a_change(hint):
             self._read_decided(offset + 1, deadline)
-
-    def _mark(self, deadline: Deadline) -> int:
-        return _marked(self._writer, self._topic, deadline)
 
     def _take(self, deadline: Deadline) -> None:
         self._producer.take(deadline)

@@ -374,7 +374,8 @@ class LogEndQueries(AdminAnswers):
         Partitions that do not exist are left out. ``failed`` takes why others did not answer; None: the first
         of them is raised.
         """
-        return self._offsets(places, _LATEST, isolation, seconds, failed)
+        found = self._list_offsets(places, _LATEST, isolation, seconds, failed)
+        return {place: log_end(result) for place, result in found.items()}
 
     def start_offsets(
         self,
@@ -383,8 +384,8 @@ class LogEndQueries(AdminAnswers):
         failed: Failed | None = None,
     ) -> dict[PhysicalPartition, int]:
         """Return the first offset that logs still have; the rest is as for ``end_offsets``."""
-        found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds, failed)
-        return {place: end.offset for place, end in found.items()}
+        found = self._list_offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds, failed)
+        return {place: int(result.offset) for place, result in found.items()}
 
     def newest_timestamps(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
         """Return the greatest timestamp of each log's records, in ms; empty logs are left out."""
@@ -408,17 +409,6 @@ class LogEndQueries(AdminAnswers):
                     f"the brokers do not agree on whether there is a log {place}", hint="retry"
                 )
         return {place: result.offset for place, result in found.items() if result.offset >= 0}
-
-    def _offsets(
-        self,
-        places: Iterable[PhysicalPartition],
-        spec: OffsetSpec,
-        isolation: IsolationLevel,
-        seconds: float,
-        failed: Failed | None,
-    ) -> dict[PhysicalPartition, LogEnd]:
-        found = self._list_offsets(places, spec, isolation, seconds, failed)
-        return {place: log_end(result) for place, result in found.items()}
 
     def _list_offsets(
         self,
