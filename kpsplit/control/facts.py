@@ -67,7 +67,6 @@ class FactsGatherer:
         return replace(
             facts,
             closing=closing,
-            opening=len(attempt.ranges),
             subtopic=attempt.subtopic,
             names=frozenset(self._admin.topics()),
             lacking=lacking(parent.topic, allowed_on(self._admin, {*topics, *OWN_TOPICS})),

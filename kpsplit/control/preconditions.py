@@ -22,7 +22,6 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 from kpsplit.splitter.records.control import Enrolment
@@ -46,10 +45,9 @@ class LogFacts:
 class Facts:
     """Everything that is looked at before an operation on one logical partition.
 
-    ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
-    ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
-    open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that
-    exist which the brokers say we do not have.
+    ``closing`` are the segments that it would close, ``subtopic`` is its sub-topic's name, ``names`` are the
+    topics of the cluster. ``hung_transaction`` describes an open transaction that stayed while we watched,
+    None if there is none. ``lacking``: rights on topics that exist which the brokers say we do not have.
     """
 
     parent: PhysicalPartition
@@ -58,7 +56,6 @@ class Facts:
     enrolment: Enrolment | None
     state: PartitionState | None
     closing: tuple[Segment, ...] = ()
-    opening: int = 1
     subtopic: str | None = None
     names: frozenset[str] = frozenset()
     sources: tuple[TopicFacts, ...] = ()
@@ -294,13 +291,6 @@ def _no_operation(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Ch
     return Check(name, True, "no other operation is in progress")
 
 
-def _ranges(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check | None:
-    if facts.kind is not OperationKind.SPLIT:
-        return None
-    ok = MIN_RANGES <= facts.opening <= MAX_RANGES
-    return _check("ranges", ok, f"{facts.opening} ranges", f"choose {MIN_RANGES} to {MAX_RANGES} ranges")
-
-
 def refusal(check: Check) -> KpsplitError:
     kind = _REFUSALS.get(check.name, CheckFailedError)
     return kind(check.message, hint=check.remedy or None)
@@ -310,7 +300,6 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
     "topic": UsageError,
     "partition": UsageError,
     "enrolled": UsageError,
-    "ranges": UsageError,
     "same topic": ConflictError,
     "no operation": ConflictError,
     "leaders": UnreachableError,
@@ -320,7 +309,6 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
 _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...] = (
     _same_topic,
     _no_operation,
-    _ranges,
     rights,
     not_compacted,
     replication,
