@@ -45,7 +45,6 @@ from kpsplit.splitter.partition_state import (
     Phase,
     Prepare,
     Target,
-    whole_range_merge,
 )
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.steps import numbered
@@ -112,7 +111,7 @@ class Planner:
         state, _ = self._state(parent, view, OperationKind.MERGE, deadline)
         merged = segments_to_merge(state, range_)
         ranges = (KeyRange(merged[0].range.lo, merged[-1].range.hi),)
-        target = Target.PARENT if whole_range_merge(ranges) else Target.PHANTOMS
+        target = Target.PARENT if ranges == (WHOLE,) else Target.PHANTOMS
         sources = tuple(s.id for s in merged)
         attempt = _draft(state, OperationKind.MERGE, sources, ranges, target)
         return self._plan(view, attempt, state, deadline, (), None)
