@@ -139,7 +139,7 @@ class PartitionOperations:
         if attempt is None:
             return None
         try:
-            self._driver().abort(EndedBy.REQUEST, reason, deadline)
+            self._driver().abort(EndedBy.REQUEST, reason, deadline, lambda now: now.attempt == attempt)
         except FencedError:
             last = self._log.peek(deadline).last
             if last is None or last.attempt.id != attempt.id:

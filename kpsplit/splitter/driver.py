@@ -125,13 +125,17 @@ class Driver:
         attempt = renew(state, last.attempt)
         return self._begin(state, attempt, deadline)
 
-    def abort(self, ended_by: EndedBy, reason: str, deadline: Deadline) -> Outcome | None:
-        """Roll back the attempt under way; None if there is none.
+    def abort(
+        self, ended_by: EndedBy, reason: str, deadline: Deadline, fit: Fit | None = None
+    ) -> Outcome | None:
+        """Roll back the attempt under way; None if there is none, or none that is ``fit``.
 
         Raises:
             ConflictError: it is committed and can only go forward.
         """
-        state = self._claim(deadline)
+        state = self._claim(deadline, fit)
+        if fit is not None and not fit(state):
+            return None
         if state.phase is Phase.COMMITTED and state.attempt is not None:
             raise ConflictError(
                 f"{state.parent}: attempt {state.attempt.id} is committed and can only go forward",

@@ -61,6 +61,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_driver.py::test_a_write_of_unknown_outcome_fences_nobody_who_began_something_since",
     ),
     (
+        "roll back whatever is under way, whichever attempt the abort was asked for",
+        "control.operations",
+        "reason, deadline, lambda now: now.attempt == attempt)",
+        "reason, deadline)",
+        "unit/test_driver.py::test_an_abort_leaves_alone_what_somebody_began_after_it_had_looked",
+    ),
+    (
         "say nothing of what a fenced attempt came to",
         "splitter.driver",
         "error.changed = self._took_effect(attempt_id) if self._committing else False",
