@@ -106,14 +106,17 @@ class Driver:
         return self._begin(state, steps.numbered(attempt, state), deadline)
 
     def resume(
-        self, renew: Callable[[PartitionState, Attempt], Attempt], deadline: Deadline
+        self,
+        renew: Callable[[PartitionState, Attempt], Attempt],
+        deadline: Deadline,
+        fit: Fit | None = None,
     ) -> Outcome | None:
         """Finish what a dead operator left; None if there is nothing.
 
         A committed attempt goes forward. One that was not committed is rolled back and begun anew as the
-        attempt that ``renew`` makes of it.
+        attempt that ``renew`` makes of it. ``fit``: as for ``run``.
         """
-        state = self._claim(deadline)
+        state = self._claim(deadline, fit)
         if state.phase is Phase.FROZEN:
             raise _frozen(state)
         if state.attempt is not None and state.phase is Phase.COMMITTED:

@@ -594,8 +594,9 @@ def test_there_may_be_nothing_to_resume_or_to_abort() -> None:
     assert cluster.history == []
 
 
-def test_an_abort_leaves_alone_what_somebody_began_after_it_had_looked() -> None:
-    """It was asked for another attempt; its operator is at work on this one."""
+@pytest.mark.parametrize("verb", ["abort", "resume"])
+def test_what_somebody_began_after_an_operator_had_looked_is_left_alone(verb: str) -> None:
+    """It was asked for another attempt; somebody is at work on this one."""
     cluster = with_producers("answers")
     with pytest.raises(DiedError):
         run(cluster, Fault(number_of_calls() - 4))
@@ -617,8 +618,12 @@ def test_an_abort_leaves_alone_what_somebody_began_after_it_had_looked() -> None
     operations._parent, operations._deadline, operations._log = PARENT, Time(cluster, 60), late
     operations._session = SimpleNamespace(read_about=lambda *_: None)
     operations._driver = lambda: Driver(late.ports)
-    outcome = operations.abort("not today")
-    assert outcome is not None and outcome.attempt.id == "s" and outcome.reason == "asked"
+    if verb == "abort":
+        outcome = operations.abort("not today")
+        assert outcome is not None and outcome.attempt.id == "s" and outcome.reason == "asked"
+    else:
+        with pytest.raises(ConflictError, match="in progress since"):
+            operations.resume(None)
     assert newer.token == cluster.holder, "who is at work was not fenced"
     assert cluster.state.attempt is not None and cluster.state.attempt.id == "newer"
 
