@@ -336,7 +336,7 @@ def _subtopic(found: Findings, parent: PhysicalPartition, subtopic: SubTopic) ->
     topic = found.topics.get(subtopic.name)
     kind = subtopic.state
     if topic is None:
-        if kind in (SubTopicState.ACTIVE, SubTopicState.SEALED):
+        if subtopic.in_lineage:
             return f"{subtopic.name}, {kind} sub-topic of {parent}, does not exist", "restore it from a copy"
         return None
     if subtopic.topic_id is not None and topic.topic_id != subtopic.topic_id:

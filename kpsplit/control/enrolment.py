@@ -206,9 +206,7 @@ class Enroller:
         return self._finish(enrolment, deadline)
 
     def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
-        """Settle an enrolment that was broken off; return a settled one as it is."""
-        if enrolment.settled:
-            return enrolment
+        """Settle an enrolment that was broken off."""
         return self._settled(topic, enrolment.partitioner, enrolment, None, deadline)
 
     def _settled(

@@ -17,7 +17,6 @@ from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import SubTopicState
 from kpsplit.splitter.records.keys import (
     CHANGELOG_PREFIX,
     CONTROL_TOPIC,
@@ -123,7 +122,7 @@ def _of_lineages(
 ) -> dict[str, TopicFacts]:
     """Return the enrolled topics and the sub-topics, those that should be gone as far as they are listed."""
     subtopics = [t for state in view.states.values() for t in state.subtopics]
-    needed = {t.name for t in subtopics if t.state in (SubTopicState.ACTIVE, SubTopicState.SEALED)}
+    needed = {t.name for t in subtopics if t.in_lineage}
     found = _needed(admin, needed | set(view.enrolments), listed, deadline)
     left_over = {t.name for t in subtopics} & set(listed) - needed
     return found | {name: topic for name in sorted(left_over) if (topic := admin.find(name)) is not None}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
-from kpsplit.control.plans import Check, under_way
 from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError, duration
 from kpsplit.kafka.cluster_admin import ClusterAdmin, allowed_on
@@ -53,12 +52,8 @@ class FactsGatherer:
         attempt: Attempt | None,
         kind: OperationKind,
         deadline: Deadline,
-        found: tuple[Check | None, Check | None, Check | None] = (None, None, None),
     ) -> Facts:
-        """Return the facts for an attempt (None: as far as they do not depend on one).
-
-        ``found``: what the sample says of the partitioner, of other writers, and of the use of the split.
-        """
+        """Return the facts for an attempt (None: as far as they do not depend on one)."""
         topic = self._admin.find(parent.topic)
         state = view.state(parent)
         facts = Facts(parent, kind, topic, view.enrolments.get(parent.topic), state)
@@ -72,17 +67,12 @@ class FactsGatherer:
         return replace(
             facts,
             closing=closing,
-            opening=len(attempt.ranges),
             subtopic=attempt.subtopic,
             names=frozenset(self._admin.topics()),
             lacking=lacking(parent.topic, allowed_on(self._admin, {*topics, *OWN_TOPICS})),
-            under_way=under_way(state),
             sources=tuple(t for t in map(self._admin.layout, sorted(others)) if t is not None),
             logs=logs,
             hung_transaction=hung.text if (hung := self.hung(sources, deadline)) else None,
-            partitioner=found[0],
-            strange_writers=found[1],
-            useful=found[2],
         )
 
     def logs(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kpsplit.clock import Deadline, SystemClock, monotonic, wall_ms
 from kpsplit.control.enrolment import enroller
 from kpsplit.control.planning import Planner, refuse_moved_on
-from kpsplit.control.plans import Plan, new_attempt_id
+from kpsplit.control.plans import Plan, new_attempt_id, under_way
 from kpsplit.control.preconditions import LOG_WHOLE, refusal
 from kpsplit.control.retirement import Retirement
 from kpsplit.control.session import ClusterSession
@@ -101,8 +101,15 @@ class PartitionOperations:
             _check_pause(max_pause_ms)
         session, deadline = self._session, self._deadline
         session.read_about(self._parent, deadline)
-        self._log.peek(deadline)
+        left = self._log.peek(deadline).attempt
         started = monotonic()
+
+        def fit(now: PartitionState) -> bool:
+            if now.attempt not in (None, left):
+                raise ConflictError(
+                    under_way(now) or "", hint=f"it began meanwhile; look at: kpsplit status {self._parent}"
+                )
+            return True
 
         def renew(state: PartitionState, last: Attempt) -> Attempt:
             attempt = replace(
@@ -119,7 +126,7 @@ class PartitionOperations:
             return attempt
 
         with _foreign_name_is_a_conflict():
-            outcome = self._driver().resume(renew, deadline)
+            outcome = self._driver().resume(renew, deadline, fit)
         return None if outcome is None else self._report(outcome, started)
 
     def thaw(self) -> None:
@@ -139,7 +146,7 @@ class PartitionOperations:
         if attempt is None:
             return None
         try:
-            self._driver().abort(EndedBy.REQUEST, reason, deadline)
+            self._driver().abort(EndedBy.REQUEST, reason, deadline, lambda now: now.attempt == attempt)
         except FencedError:
             last = self._log.peek(deadline).last
             if last is None or last.attempt.id != attempt.id:

@@ -45,7 +45,6 @@ from kpsplit.splitter.partition_state import (
     Phase,
     Prepare,
     Target,
-    whole_range_merge,
 )
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.steps import numbered
@@ -71,6 +70,8 @@ def drains_of(left: Mapping[str, Remaining]) -> tuple[Drain, ...]:
 
 
 _PRECISION = 6
+_SAMPLED = ("partitioner", WRITERS, "useful")
+"""The checks that the sample decides; the others look at the cluster as it is."""
 
 
 class Planner:
@@ -101,8 +102,8 @@ class Planner:
         sized = _sized(seen, segment.range, parts, even) if known is None else _fitting(known, segment)
         attempt = _draft(state, OperationKind.SPLIT, (segment.id,), sized.ranges, Target.PHANTOMS)
         partitioner = partitioner_check(seen, view.enrolments[parent.topic].partitioner, count)
-        found = partitioner, writers_check(seen), _useful(sized)
-        return self._plan(view, attempt, state, deadline, found, sized)
+        sampled = partitioner, writers_check(seen), _useful(sized)
+        return self._plan(view, attempt, state, deadline, sampled, sized)
 
     def merge(self, parent: PhysicalPartition, range_: KeyRange | None) -> Plan:
         deadline = self._session.begin()
@@ -110,25 +111,24 @@ class Planner:
         state, _ = self._state(parent, view, OperationKind.MERGE, deadline)
         merged = segments_to_merge(state, range_)
         ranges = (KeyRange(merged[0].range.lo, merged[-1].range.hi),)
-        target = Target.PARENT if whole_range_merge(ranges) else Target.PHANTOMS
+        target = Target.PARENT if ranges == (WHOLE,) else Target.PHANTOMS
         sources = tuple(s.id for s in merged)
         attempt = _draft(state, OperationKind.MERGE, sources, ranges, target)
-        return self._plan(view, attempt, state, deadline, (None, None, None), None)
+        return self._plan(view, attempt, state, deadline, (), None)
 
     def failed_now(self, plan: Plan, view: ControlView, force: bool, deadline: Deadline) -> Check | None:
         """Check a plan again, all but its sample; return the gravest check that forbids running it."""
-        old = {c.name: c for c in plan.checks}
-        found = (old.get("partitioner"), old.get(WRITERS), old.get("useful"))
+        sampled = tuple(c for c in plan.checks if c.name in _SAMPLED)
         state, _ = self._state(plan.parent, view, plan.kind, deadline)
         attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
-        return self._gravest(plan.parent, view, attempt, deadline, found, force)
+        return self._gravest(plan.parent, view, attempt, deadline, sampled, force)
 
     def forbidden_now(
         self, parent: PhysicalPartition, attempt: Attempt, view: ControlView, deadline: Deadline
     ) -> Check | None:
         """Check an attempt that is to begin anew; return the gravest check that nothing passes over."""
         self._state(parent, view, attempt.kind, deadline)
-        return self._gravest(parent, view, attempt, deadline, (None, None, None), force=True)
+        return self._gravest(parent, view, attempt, deadline, (), force=True)
 
     def _gravest(
         self,
@@ -136,11 +136,11 @@ class Planner:
         view: ControlView,
         attempt: Attempt,
         deadline: Deadline,
-        found: tuple[Check | None, Check | None, Check | None],
+        sampled: tuple[Check, ...],
         force: bool,
     ) -> Check | None:
-        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
-        failed = [c for c in checks(facts) if not c.ok and not (force and c.forceable)]
+        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline)
+        failed = [c for c in (*checks(facts), *sampled) if not c.ok and not (force and c.forceable)]
         return next((c for c in failed if c.name == LOG_WHOLE), failed[0] if failed else None)
 
     def _state(
@@ -163,12 +163,12 @@ class Planner:
         attempt: Attempt,
         state: PartitionState,
         deadline: Deadline,
-        found: tuple[Check | None, Check | None, Check | None],
+        sampled: tuple[Check, ...],
         sized: Sizing | None,
     ) -> Plan:
         parent = state.parent
-        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
-        sampled = sized.samples if sized else 0
+        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline)
+        samples = sized.samples if sized else 0
         drains: tuple[Drain, ...] = ()
         note = sized.reason if sized else ""
         if attempt.kind is OperationKind.MERGE:
@@ -182,12 +182,12 @@ class Planner:
             ranges=attempt.ranges,
             target=attempt.target,
             subtopic=attempt.subtopic,
-            shares=tuple(round(s, _PRECISION) for s in sized.shares) if sized and sampled else None,
+            shares=tuple(round(s, _PRECISION) for s in sized.shares) if sized and samples else None,
             heaviest=_hot_keys(sized) if sized else (),
-            sampled=sampled,
+            sampled=samples,
             useful=sized.useful if sized else True,
             note=shortened(note),
-            checks=checks(facts),
+            checks=(*checks(facts), *sampled),
             made_ms=wall_ms(),
             drains=drains,
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from binascii import crc32
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from operator import add
@@ -31,7 +31,7 @@ from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionSt
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Stamp
 from kpsplit.splitter.records.keys import is_topic_name, place_field
-from kpsplit.splitter.records.strict_json import Fields, decode, encode_readable
+from kpsplit.splitter.records.strict_json import Fields, decode, encode_readable, form_of
 
 VERSION = 1
 LONGEST_LABEL = 200
@@ -167,31 +167,25 @@ def shortened(text: str, longest: int = _LONGEST_MESSAGE) -> str:
 
 
 def _to_json(plan: Plan) -> dict[str, Any]:
+    form = form_of(plan)
+    del form["parent"]
     return {
+        **form,
         "v": VERSION,
         "topic": plan.parent.topic,
         "partition": plan.parent.partition,
-        "kind": plan.kind.value,
-        "epoch": plan.epoch,
-        "topic_id": plan.topic_id,
-        "sources": list(plan.sources),
-        "ranges": [{"lo": r.lo, "hi": r.hi} for r in plan.ranges],
-        "target": plan.target.value,
-        "subtopic": plan.subtopic,
+        "ranges": [form_of(r) for r in plan.ranges],
         "shares": None if plan.shares is None else {"ppm": [round(s * _PPM) for s in plan.shares]},
         "heaviest": [
             {"key_hash": k.key_hash, "share_ppm": round(k.share * _PPM), "label": k.label}
             for k in plan.heaviest
         ],
-        "sampled": plan.sampled,
-        "useful": plan.useful,
         "note": shortened(plan.note),
         "checks": [
-            asdict(replace(c, message=shortened(c.message), remedy=shortened(c.remedy))) for c in plan.checks
+            form_of(replace(c, message=shortened(c.message), remedy=shortened(c.remedy))) for c in plan.checks
         ],
-        "made_ms": plan.made_ms,
-        "drains": [asdict(d) for d in plan.drains],
-        "stretch": plan.stretch and asdict(plan.stretch),
+        "drains": [form_of(d) for d in plan.drains],
+        "stretch": plan.stretch and form_of(plan.stretch),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kpsplit.control.plans import Check
+from kpsplit.control.plans import Check, under_way
 from kpsplit.errors import (
     AuthorizationError,
     CheckFailedError,
@@ -22,7 +22,6 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 from kpsplit.splitter.records.control import Enrolment
@@ -46,11 +45,9 @@ class LogFacts:
 class Facts:
     """Everything that is looked at before an operation on one logical partition.
 
-    ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
-    ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
-    open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that
-    exist which the brokers say we do not have. ``partitioner`` and ``useful`` come from the sample, None
-    where none was taken.
+    ``closing`` are the segments that it would close, ``subtopic`` is its sub-topic's name, ``names`` are the
+    topics of the cluster. ``hung_transaction`` describes an open transaction that stayed while we watched,
+    None if there is none. ``lacking``: rights on topics that exist which the brokers say we do not have.
     """
 
     parent: PhysicalPartition
@@ -59,17 +56,12 @@ class Facts:
     enrolment: Enrolment | None
     state: PartitionState | None
     closing: tuple[Segment, ...] = ()
-    opening: int = 1
     subtopic: str | None = None
     names: frozenset[str] = frozenset()
-    under_way: str | None = None
     sources: tuple[TopicFacts, ...] = ()
     logs: dict[PhysicalPartition, LogFacts] = field(default_factory=dict)
     hung_transaction: str | None = None
     lacking: tuple[Right, ...] = ()
-    partitioner: Check | None = None
-    strange_writers: Check | None = None
-    useful: Check | None = None
 
 
 SHORT_RETENTION_MS = 3_600_000
@@ -252,8 +244,7 @@ def checks(facts: Facts) -> tuple[Check, ...]:
     if not all(c.ok for c in first) or facts.topic is None or facts.state is None:
         return first
     topic, state = facts.topic, facts.state
-    rest = [make(facts, topic, state) for make in _MAKERS]
-    rest += [facts.partitioner, facts.strange_writers, facts.useful]
+    rest = (make(facts, topic, state) for make in _MAKERS)
     return (*first, *(c for c in rest if c is not None))
 
 
@@ -292,20 +283,12 @@ def _same_topic(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check
 
 def _no_operation(facts: Facts, _topic: TopicFacts, state: PartitionState) -> Check:
     name, parent = "no operation", facts.parent
-    if facts.under_way is not None:
-        remedy = f"run: kpsplit resume {parent}, or kpsplit abort {parent}"
-        return Check(name, False, facts.under_way, remedy)
+    if (busy := under_way(state)) is not None:
+        return Check(name, False, busy, f"run: kpsplit resume {parent}, or kpsplit abort {parent}")
     if state.phase is Phase.FROZEN:
         remedy = f"look at kpsplit doctor, then run: kpsplit resume {parent} --thaw"
         return Check(name, False, f"{parent} is frozen: {state.frozen_reason}", remedy)
     return Check(name, True, "no other operation is in progress")
-
-
-def _ranges(facts: Facts, _topic: TopicFacts, _state: PartitionState) -> Check | None:
-    if facts.kind is not OperationKind.SPLIT:
-        return None
-    ok = MIN_RANGES <= facts.opening <= MAX_RANGES
-    return _check("ranges", ok, f"{facts.opening} ranges", f"choose {MIN_RANGES} to {MAX_RANGES} ranges")
 
 
 def refusal(check: Check) -> KpsplitError:
@@ -317,7 +300,6 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
     "topic": UsageError,
     "partition": UsageError,
     "enrolled": UsageError,
-    "ranges": UsageError,
     "same topic": ConflictError,
     "no operation": ConflictError,
     "leaders": UnreachableError,
@@ -327,7 +309,6 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
 _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...] = (
     _same_topic,
     _no_operation,
-    _ranges,
     rights,
     not_compacted,
     replication,

@@ -243,7 +243,7 @@ class Retirement:
             if held_segments(state, subtopic.name):
                 there = self._admin.delete(subtopic.name, answer_within(deadline))
                 return there or subtopic.state is not SubTopicState.RETIRED
-            self._subtopics.delete_empty(subtopic.name, deadline)
+            self._subtopics.delete_abandoned(subtopic.name, deadline)
         except CheckFailedError as error:
             self._keep(subtopic.name, error.message)
             return False

@@ -30,7 +30,7 @@ from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offset
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Cursor, steps_to
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import group_ids
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
@@ -108,7 +108,7 @@ def cursor_at(
             return end
         first = min(max(segment.start, starts[segment.source]), end)
         if target.whence is Whence.OFFSET:
-            return min(max(first, segment.start + steps_to(segment, target.number)), end)
+            return min(max(first, segment.start + segment.progression.steps_to(target.number)), end)
         if target.whence is Whence.TIMESTAMP:
             return min(max(first, young.get(segment.source, end)), end)
         return first
@@ -197,22 +197,14 @@ class Seeker:
         Its range commits are read first: a group that comes back after that is known, or has none of them.
         """
         deadline = self._session.begin()
-        states = self._states(topic, deadline)
+        states = self._session.states(topic, deadline)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         groups = {name for state in states for name in fold.groups(state.parent)}
         expired = groups.difference(group_names(self._admin, deadline))
         return [_committed(fold, group, topic, states) for group in sorted(expired)]
 
-    def _states(self, topic: str, deadline: Deadline) -> list[PartitionState]:
-        view = self._session.read(deadline)
-        count = self._admin.partition_count(topic, deadline)
-        if topic not in view.enrolments:
-            raise view.not_enrolled(topic)
-        parents = (PhysicalPartition(topic, number) for number in range(count))
-        return [state for state in map(view.state, parents) if state is not None]
-
     def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
-        states = self._states(topic, deadline)
+        states = self._session.states(topic, deadline)
         self._refuse_active(group, topic, deadline, changed=False)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         found = _committed(fold, group, topic, states)

@@ -109,22 +109,17 @@ class ClusterSession:
         Where the topic is gone, what is left of its partitions can still be dealt with.
         """
         view = self.read(deadline)
-        if view.state(parent) is None:
-            raise view.not_enrolled(parent.topic)
+        view.enrolled_state(parent)
         topic = self.admin.certain([parent.topic], deadline)[parent.topic]
         if topic and parent.partition >= len(topic.partitions) and parent not in view.states:
             raise no_partition(parent, len(topic.partitions))
 
     def state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
         """Return a partition's state; the topic has to have such a partition."""
-        view = self.read(deadline)
-        state = view.state(parent)
-        count = self.admin.partition_count(parent.topic, deadline)
+        view, count = self.read(deadline), self.admin.partition_count(parent.topic, deadline)
         if parent.partition >= count:
             raise no_partition(parent, count)
-        if state is None:
-            raise view.not_enrolled(parent.topic)
-        return state
+        return view.enrolled_state(parent)
 
     def recorded(self, topic: str, deadline: Deadline) -> Enrolment:
         """Return the latest enrolment of a topic, be it left; UsageError if it was never enrolled."""

@@ -104,8 +104,8 @@ class SubTopics:
             self._delete_quietly(name)
             raise
 
-    def delete_empty(self, name: str, deadline: Deadline) -> bool:
-        """Delete the sub-topic of an attempt that was rolled back; return False if there is none.
+    def delete_abandoned(self, name: str, deadline: Deadline) -> None:
+        """Delete the sub-topic of an attempt that was rolled back; it may be missing.
 
         No producer writes to a sub-topic before its commit. A topic of that name that holds records
         is not of our making, or not any more, and stays.
@@ -115,13 +115,13 @@ class SubTopics:
         """
         found = self._admin.known(name)
         if found is None:
-            return False
+            return
         if name in self._foreign or not self.is_empty(found):
             raise CheckFailedError(
                 f"topic {name} is not deleted: it is not kpsplit's, or holds records",
                 hint="look at it, and delete it yourself if nobody needs it",
             )
-        return self._admin.delete(name, answer_within(deadline))
+        self._admin.delete(name, answer_within(deadline))
 
     def _taken_unless_ours(self, name: str, assignment: list[list[int]]) -> None:
         """Raise unless the topic is one that a repeated request of this very call made."""
@@ -163,7 +163,7 @@ class SubTopics:
 
     def _delete_quietly(self, name: str) -> None:
         try:
-            self.delete_empty(name, Deadline(_CLEANUP_SECONDS))
+            self.delete_abandoned(name, Deadline(_CLEANUP_SECONDS))
         except KpsplitError:
             return  # the attempt is rolled back, which tries again and reports what is left over
 
@@ -208,9 +208,6 @@ class PartitionTopics(SubTopics):
                         f"topic {name} does not keep {'='.join(SEALED_CONFIG)}", hint="retry"
                     )
                 time.sleep(_PAUSE)
-
-    def delete_abandoned(self, name: str, deadline: Deadline) -> None:
-        self.delete_empty(name, deadline)
 
 
 LONGEST_MOVE_SECONDS = 15.0

@@ -111,7 +111,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 class OperatorProducer:
     """The producer by whose transactional id the operators of one thing fence each other. Not thread safe.
 
-    ``claimed``: what the id stands for, as errors name it.
+    ``claimed``: what the id stands for, as errors name it. ``taken``: the producer that has the id, None
+    before it is taken and after a write that failed.
     """
 
     def __init__(self, connection: Connection, transactional_id: str, claimed: str) -> None:
@@ -126,7 +127,7 @@ class OperatorProducer:
         )
         self._taking = TakingId(make)
         self._what = f"claim {claimed} as {transactional_id}"
-        self._producer: Producer | None = None
+        self.taken: Producer | None = None
 
     def open(self) -> None:
         """Have it connect while something else is done."""
@@ -136,14 +137,10 @@ class OperatorProducer:
         """Take the id: every earlier holder is fenced, and their transactions are decided."""
         self.discard()
         try:
-            self._producer = self._taking.take(deadline)
+            self.taken = self._taking.take(deadline)
         except KafkaException as exception:
             raise _refused(error_of(exception), self._what) from exception
-        return self._producer
-
-    @property
-    def taken(self) -> Producer | None:
-        return self._producer
+        return self.taken
 
     def write(
         self, records: Iterable[tuple[str, int, bytes, bytes | None]], what: str, deadline: Deadline
@@ -156,7 +153,7 @@ class OperatorProducer:
         Raises:
             FencedError: a newer holder has the id. UnknownOutcomeError: read back what became of it.
         """
-        producer, offsets, began = self._producer, list[int](), monotonic()
+        producer, offsets, began = self.taken, list[int](), monotonic()
         if producer is None:
             raise InvariantError(f"could not {what}: it is not claimed")
         try:
@@ -178,7 +175,7 @@ class OperatorProducer:
 
     def discard(self) -> None:
         """A producer is never used again after a commit that failed: a late EndTxn could hit a later one."""
-        self._producer = None
+        self.taken = None
 
     def close(self) -> None:
         self.discard()
@@ -250,11 +247,11 @@ class OperationLog(ClaimedLog):
     def peek(self, deadline: Deadline) -> PartitionState:
         """Return the partition's state without claiming it."""
         self._tail.read_to_end(deadline)
-        return self._state()
+        return self.seen()
 
     def seen(self) -> PartitionState:
         """Return the state that was read last, without asking again."""
-        return self._state()
+        return self._tail.view.enrolled_state(self._parent)
 
     def _announced(self, deadline: Deadline) -> Sequence[Claim]:
         """Read the announcements; before the state that the first claim is about none counts."""
@@ -290,7 +287,7 @@ class OperationLog(ClaimedLog):
 
         Not where the turn is another claimer's by now: the next to come would fence the one at work.
         """
-        revision, deadline = self._state().revision, Deadline(WITHDRAW_SECONDS)
+        revision, deadline = self.seen().revision, Deadline(WITHDRAW_SECONDS)
         if self._queue.has_turn(revision, self._claims) and self._queue.has_turn(
             revision, self._announced(deadline)
         ):
@@ -328,12 +325,6 @@ class OperationLog(ClaimedLog):
         self._announcer = None
         self._producer.close()
         self._tail.close()
-
-    def _state(self) -> PartitionState:
-        state = self._tail.view.state(self._parent)
-        if state is None:
-            raise self._tail.view.not_enrolled(self._parent.topic)
-        return state
 
     def _count_offsets_partitions(self, deadline: Deadline) -> int:
         admin = self._connection.shared_admin()
@@ -408,7 +399,7 @@ class EnrolmentLog(FencedLog):
 
     def claim(self, deadline: Deadline) -> Enrolment | None:
         """Fence every earlier operator; return the enrolment, with everything that they wrote decided."""
-        self._fence(self._mark, deadline)
+        self._fence(partial(_marked, self._writer, self._topic), deadline)
         return self._tail.view.recorded(self._topic)
 
     def withdraw(self, commits: Sequence[tuple[int, bytes]], deadline: Deadline) -> None:
@@ -444,9 +435,6 @@ class EnrolmentLog(FencedLog):
         self._producer.close()
         with after_a_change(hint):
             self._read_decided(offset + 1, deadline)
-
-    def _mark(self, deadline: Deadline) -> int:
-        return _marked(self._writer, self._topic, deadline)
 
     def _take(self, deadline: Deadline) -> None:
         self._producer.take(deadline)

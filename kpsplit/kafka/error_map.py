@@ -201,9 +201,9 @@ def _right(code: int, what: str) -> str:
 
 
 @contextmanager
-def translated(what: str, *, writing: bool = False) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
     """Turn any KafkaException inside into kpsplit's error; ``what`` as for ``translate``."""
     try:
         yield
     except KafkaException as exception:
-        raise translate(error_of(exception), what, writing=writing) from exception
+        raise translate(error_of(exception), what) from exception

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,6 +154,10 @@ def _described(admin: ClusterAdmin, group: str, limit: Deadline) -> Any:
         raise translate(error_of(exception), what) from exception
 
 
+def _ask(connection: Connection, seconds: float, question: Callable[[Any], Any]) -> Any:
+    return ask_kafka_python(connection.properties, "kpsplit-groups", seconds, question)
+
+
 def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: Members) -> Members:
     """Return the members of a classic group, with what each had when it joined, in one answer.
 
@@ -162,9 +166,7 @@ def _classic_members(admin: ClusterAdmin, group: str, seconds: float, members: M
     """
     what = f"describe group {group}"
     try:
-        answers = ask_kafka_python(
-            admin.connection.properties, "kpsplit-groups", seconds, lambda c: c.describe_groups([group])
-        )
+        answers = _ask(admin.connection, seconds, lambda client: client.describe_groups([group]))
     except NotExpressibleError:
         return members
     except KafkaPythonError as error:
@@ -181,9 +183,7 @@ def _stable_classic(admin: ClusterAdmin, groups: list[str], seconds: float) -> d
     All others are left out, all groups if they cannot be asked so: the question for one says why.
     """
     try:
-        answers = ask_kafka_python(
-            admin.connection.properties, "kpsplit-groups", seconds, lambda c: c.describe_groups(groups)
-        )
+        answers = _ask(admin.connection, seconds, lambda client: client.describe_groups(groups))
     except (NotExpressibleError, KafkaPythonError):
         return {}
     stable = {g: told for g, told in answers.items() if not told["error"] and told["group_state"] == "Stable"}
@@ -289,12 +289,7 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
     what = f"forget the ordinary offsets of group {group}"
     asked = [Place(p.topic, p.partition) for p in places]
     try:
-        answers = ask_kafka_python(
-            connection.properties,
-            "kpsplit-groups",
-            ANSWER_SECONDS,
-            lambda client: client.delete_group_offsets(group, asked),
-        )
+        answers = _ask(connection, ANSWER_SECONDS, lambda c: c.delete_group_offsets(group, asked))
     except NotExpressibleError as error:
         hint = "kafka-consumer-groups.sh --delete-offsets does it"
         raise KpsplitError(f"could not {what}: {error}", hint=hint) from None
@@ -459,12 +454,8 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
 
     def ask() -> dict[str, Positions]:
         try:
-            answers = ask_kafka_python(
-                admin.connection.properties,
-                "kpsplit-groups",
-                max(PAUSE, limit.left()),
-                lambda client: client.list_group_offsets(groups),
-            )
+            seconds = max(PAUSE, limit.left())
+            answers = _ask(admin.connection, seconds, lambda client: client.list_group_offsets(groups))
         except NotExpressibleError:
             return {group: _by_librdkafka(admin, group) for group in groups}
         except KafkaPythonError as error:

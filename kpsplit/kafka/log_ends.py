@@ -214,16 +214,33 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
 
 
 def exists(admin: AdminClient, topic: str) -> bool | None:
-    """Look whether there is such a topic, None where nobody says so.
+    """Look whether there is such a topic, None where nobody says so."""
+    try:
+        return topic_id_of(admin, topic, _LOOK_SECONDS) is not None
+    except KpsplitError:
+        return None
+
+
+def topic_id_of(admin: AdminClient, topic: str, seconds: float) -> str | None:
+    """Return Kafka's id of a topic, None if the broker that was asked does not know the topic.
 
     That question, unlike ``learn_leaders``, never creates it.
+
+    Raises:
+        KpsplitError: the topic cannot be seen (it may exist), or no broker answered.
     """
-    futures = admin.describe_topics(TopicCollection([topic]), request_timeout=_LOOK_SECONDS)
+    asked = TopicCollection([topic])
     try:
-        futures[topic].result(_LOOK_SECONDS)
-    except (KafkaException, TimeoutError) as exception:
-        return False if is_one_of(exception, MISSING) else None
-    return True
+        # The future has no name here: its error refers to this frame, which would refer to the future.
+        return str(
+            admin.describe_topics(asked, request_timeout=seconds)[topic].result(seconds + GRACE).topic_id
+        )
+    except TimeoutError:
+        raise UnreachableError(f"no broker answered about topic {topic}") from None
+    except KafkaException as exception:
+        if is_one_of(exception, {KafkaError.UNKNOWN_TOPIC_OR_PART}):
+            return None
+        raise translate(error_of(exception), f"look at topic {topic}") from exception
 
 
 def learn_leaders(client: AdminClient | Consumer, topic: str, seconds: float) -> None:
@@ -357,7 +374,8 @@ class LogEndQueries(AdminAnswers):
         Partitions that do not exist are left out. ``failed`` takes why others did not answer; None: the first
         of them is raised.
         """
-        return self._offsets(places, _LATEST, isolation, seconds, failed)
+        found = self._list_offsets(places, _LATEST, isolation, seconds, failed)
+        return {place: log_end(result) for place, result in found.items()}
 
     def start_offsets(
         self,
@@ -366,8 +384,8 @@ class LogEndQueries(AdminAnswers):
         failed: Failed | None = None,
     ) -> dict[PhysicalPartition, int]:
         """Return the first offset that logs still have; the rest is as for ``end_offsets``."""
-        found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds, failed)
-        return {place: end.offset for place, end in found.items()}
+        found = self._list_offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds, failed)
+        return {place: int(result.offset) for place, result in found.items()}
 
     def newest_timestamps(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
         """Return the greatest timestamp of each log's records, in ms; empty logs are left out."""
@@ -391,17 +409,6 @@ class LogEndQueries(AdminAnswers):
                     f"the brokers do not agree on whether there is a log {place}", hint="retry"
                 )
         return {place: result.offset for place, result in found.items() if result.offset >= 0}
-
-    def _offsets(
-        self,
-        places: Iterable[PhysicalPartition],
-        spec: OffsetSpec,
-        isolation: IsolationLevel,
-        seconds: float,
-        failed: Failed | None,
-    ) -> dict[PhysicalPartition, LogEnd]:
-        found = self._list_offsets(places, spec, isolation, seconds, failed)
-        return {place: log_end(result) for place, result in found.items()}
 
     def _list_offsets(
         self,

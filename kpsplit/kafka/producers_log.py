@@ -33,14 +33,7 @@ class AcknowledgedWriter:
         )
 
     def write(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        deadline: Deadline,
-        *,
-        partition: int = 0,
-        headers: list[tuple[str, str | bytes | None]] | None = None,
+        self, topic: str, key: bytes | None, value: bytes | None, deadline: Deadline, *, partition: int = 0
     ) -> int:
         """Write one record and return its offset.
 
@@ -48,7 +41,7 @@ class AcknowledgedWriter:
             UnknownOutcomeError: no acknowledgement in time; the record may be written.
             KpsplitError: it was refused.
         """
-        (offset,) = self.write_all(topic, [(key, value)], deadline, partition=partition, headers=headers)
+        (offset,) = self.write_all(topic, [(key, value)], deadline, partition=partition)
         return offset
 
     def send(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
@@ -64,7 +57,6 @@ class AcknowledgedWriter:
         deadline: Deadline,
         *,
         partition: int = 0,
-        headers: list[tuple[str, str | bytes | None]] | None = None,
     ) -> list[int]:
         """Write records (key, value) in this order, wait for them together, return their offsets.
 
@@ -80,7 +72,7 @@ class AcknowledgedWriter:
         while left:
             key, value = left[0]
             try:
-                producer.produce(topic, value, key, partition, report, headers=headers or [])
+                producer.produce(topic, value, key, partition, report)
                 left.popleft()
             except BufferError:  # the client's queue is full
                 deadline.check(what)

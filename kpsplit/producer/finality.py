@@ -248,21 +248,19 @@ def place(writer: SegmentWriter[P], found: Mapping[int, int], end: int, *, compl
                 certain[number] = end
             room -= writer.in_order
     _place(writer, certain)
-    return give_up(writer, lambda _: False)
+    lost = [Final(item.record, writer.segment, None, failed=True) for item in writer.unplaced]
+    writer.unplaced.clear()
+    return lost
 
 
-def give_up(
-    writer: SegmentWriter[P],
-    acknowledged: Callable[[Outgoing[P]], bool] = lambda _: True,
-    unplaced: Callable[[Outgoing[P]], bool] = lambda _: True,
-) -> list[Final[P]]:
+def give_up(writer: SegmentWriter[P], keep: Callable[[Outgoing[P]], bool]) -> list[Final[P]]:
     """Fail records whose fate is not known in time. They are never sent again: they may have been written."""
-    given_up = [item.record for item in writer.pending if acknowledged(item.record)]
-    given_up += [item.record for item in writer.unplaced if unplaced(item.record)]
-    if given_up:
-        writer.pending[:] = [item for item in writer.pending if not acknowledged(item.record)]
-        writer.unplaced[:] = [item for item in writer.unplaced if not unplaced(item.record)]
-    return [Final(record, writer.segment, None, failed=True) for record in given_up]
+    late = [item.record for item in writer.pending if not keep(item.record)]
+    late += [item.record for item in writer.unplaced if not keep(item.record)]
+    if late:
+        writer.pending[:] = [item for item in writer.pending if keep(item.record)]
+        writer.unplaced[:] = [item for item in writer.unplaced if keep(item.record)]
+    return [Final(record, writer.segment, None, failed=True) for record in late]
 
 
 def _place(writer: SegmentWriter[P], offsets: Mapping[int, int]) -> None:

@@ -27,9 +27,9 @@ from kpsplit.errors import KpsplitError, RecordError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import failed_for_good
-from kpsplit.kafka.log_ends import EndRequest
+from kpsplit.kafka.log_ends import EndRequest, topic_id_of
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.producer.lookup import topic_id_of
+from kpsplit.producer.lookup import TIMEOUT_SECONDS
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter.control_plane import to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -216,7 +216,7 @@ class ControlFeed:
 
     def find(self) -> bool:
         """Return whether there is a control topic; it is followed then."""
-        if topic_id_of(self.admin(), CONTROL_TOPIC) is None:
+        if topic_id_of(self.admin(), CONTROL_TOPIC, TIMEOUT_SECONDS) is None:
             return False
         self.tail = ControlTail(self.connection)
         return True

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
@@ -23,6 +22,7 @@ from kpsplit.errors import DeadlineExceededError, KpsplitError, RecordError, Unr
 from kpsplit.kafka.cluster_admin import Absence
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_ends import topic_id_of
 from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp, note_own
@@ -84,7 +84,7 @@ def _create(connection: Connection, topic: str) -> None:
     deadline = Deadline(CREATION_SECONDS)
     while not deadline.expired():
         try:
-            if topic_id_of(connection.shared_admin(), topic) is None:
+            if topic_id_of(connection.shared_admin(), topic, TIMEOUT_SECONDS) is None:
                 creator = connection.open_admin("create", allow_auto_create_topics=True)
                 creator.list_topics(topic, timeout=TIMEOUT_SECONDS)
         except (KafkaException, KpsplitError):
@@ -100,28 +100,6 @@ def partitions_known(producer: Producer, topic: str) -> int:
     except KafkaException:
         return 0
     return len(found.partitions)
-
-
-def topic_id_of(admin: AdminClient, topic: str) -> str | None:
-    """Return Kafka's id of a topic, None if the broker that was asked does not know the topic.
-
-    Raises:
-        KpsplitError: the topic cannot be seen (it may exist), or no broker answered.
-    """
-    asked = TopicCollection([topic])
-    try:
-        # The future has no name here: its error refers to this frame, which would refer to the future.
-        described = admin.describe_topics(asked, request_timeout=TIMEOUT_SECONDS)[topic].result(
-            TIMEOUT_SECONDS + GRACE_SECONDS
-        )
-        return str(described.topic_id)
-    except FutureTimeoutError:
-        raise UnreachableError(f"no broker answered about topic {topic}") from None
-    except KafkaException as exception:
-        error = error_of(exception)
-        if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return None
-        raise translate(error, f"look at topic {topic}") from exception
 
 
 log = logging.getLogger(__name__)
@@ -259,7 +237,7 @@ def _is_there(connection: Connection, admin: Any, search: Search, deadline: Dead
     source = search.segment.source
     absence = Absence(connection, source.topic)
     while True:
-        known = topic_id_of(admin, source.topic)
+        known = topic_id_of(admin, source.topic, TIMEOUT_SECONDS)
         if known is not None:
             return search.topic_id is None or known == search.topic_id
         if absence.denied() or search.retired():

@@ -275,13 +275,9 @@ class PartitionSendState(Generic[P, W]):
 
         It may have been written, so it is never sent again.
         """
-
-        def late(record: Outgoing[P]) -> bool:
-            return not keep(record)
-
         finals: list[Final[P]] = []
         for writer in self.all_writers():
-            finals += self._counted(writer, finality.give_up(writer, late, late))
+            finals += self._counted(writer, finality.give_up(writer, keep))
         self._retire_resolved()
         return finals
 

@@ -149,9 +149,6 @@ class CallbackQueue:
     def put(self, callback: Callable[..., None], *arguments: Any) -> None:
         self.queue.append((callback, arguments))
 
-    def clear(self) -> None:
-        self.queue.clear()
-
     def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Return a callback that is kept when the library's thread happens to poll."""
 
@@ -296,7 +293,7 @@ class ProducerState:
         self.clear_routes()
         self.unrouted.clear()
         self.tally.count = 0
-        self.callbacks.clear()
+        self.callbacks.queue.clear()
         self.forked = True
         self.fatal = KpsplitError(
             "this Producer was made before fork() and cannot be used in the child",

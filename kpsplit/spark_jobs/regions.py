@@ -16,7 +16,6 @@ from kpsplit.errors import UsageError
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import steps_to
 
 
 class Fate(IntEnum):
@@ -111,7 +110,7 @@ class Limit:
             return self.physical.get(segment.source, segment.end or _FAR)
         if partition not in self.logical:
             return otherwise
-        return segment.start + steps_to(segment, self.logical[partition])
+        return segment.start + segment.progression.steps_to(self.logical[partition])
 
 
 _FAR = 1 << 62

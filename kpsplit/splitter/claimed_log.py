@@ -187,7 +187,7 @@ class ClaimedLog(FencedLog):
         claim = self._await_turn(deadline, fit)
         if claim is not None:
             self._fence(partial(self._announce, claim), deadline)
-        return self._state()
+        return self.seen()
 
     def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
         """Apply and write an event in one transaction, read it back, return the new state.
@@ -199,7 +199,7 @@ class ClaimedLog(FencedLog):
         offset = self._write(after, event, deadline)
         with after_a_change():
             self._read_back(offset + 1, event, deadline)
-            seen = self._state()
+            seen = self.seen()
         if seen != after:
             raise FencedError(
                 f"{after.parent}: the control topic does not say what was just written", changed=None
@@ -256,4 +256,5 @@ class ClaimedLog(FencedLog):
         """
 
     @abstractmethod
-    def _state(self) -> PartitionState: ...
+    def seen(self) -> PartitionState:
+        """Return the state that was read last, without asking again."""

@@ -106,14 +106,17 @@ class Driver:
         return self._begin(state, steps.numbered(attempt, state), deadline)
 
     def resume(
-        self, renew: Callable[[PartitionState, Attempt], Attempt], deadline: Deadline
+        self,
+        renew: Callable[[PartitionState, Attempt], Attempt],
+        deadline: Deadline,
+        fit: Fit | None = None,
     ) -> Outcome | None:
         """Finish what a dead operator left; None if there is nothing.
 
         A committed attempt goes forward. One that was not committed is rolled back and begun anew as the
-        attempt that ``renew`` makes of it.
+        attempt that ``renew`` makes of it. ``fit``: as for ``run``.
         """
-        state = self._claim(deadline)
+        state = self._claim(deadline, fit)
         if state.phase is Phase.FROZEN:
             raise _frozen(state)
         if state.attempt is not None and state.phase is Phase.COMMITTED:
@@ -125,13 +128,17 @@ class Driver:
         attempt = renew(state, last.attempt)
         return self._begin(state, attempt, deadline)
 
-    def abort(self, ended_by: EndedBy, reason: str, deadline: Deadline) -> Outcome | None:
-        """Roll back the attempt under way; None if there is none.
+    def abort(
+        self, ended_by: EndedBy, reason: str, deadline: Deadline, fit: Fit | None = None
+    ) -> Outcome | None:
+        """Roll back the attempt under way; None if there is none, or none that is ``fit``.
 
         Raises:
             ConflictError: it is committed and can only go forward.
         """
-        state = self._claim(deadline)
+        state = self._claim(deadline, fit)
+        if fit is not None and not fit(state):
+            return None
         if state.phase is Phase.COMMITTED and state.attempt is not None:
             raise ConflictError(
                 f"{state.parent}: attempt {state.attempt.id} is committed and can only go forward",

@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import ClassVar
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 
 
@@ -193,8 +193,7 @@ class PartitionState:
         return next((t for t in self.subtopics if t.name == name), None)
 
     def is_retired(self, topic: str) -> bool:
-        subtopic = self.subtopic(topic)
-        return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+        return topic in self.retired()
 
     def retired(self) -> frozenset[str]:
         """Return the names of the sub-topics that are deleted, or about to be."""
@@ -236,11 +235,6 @@ class PartitionState:
         """Return the sub-topics that can be deleted once nobody needs their records any more."""
         left = (SubTopicState.SEALED, SubTopicState.ABANDONED)
         return tuple(t for t in self.subtopics if t.state in left)
-
-
-def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
-    """Return whether ranges make up the whole key space, so that a merge goes back into the parent."""
-    return ranges[0].lo == WHOLE.lo and ranges[-1].hi == WHOLE.hi
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Cursor:
 
     @classmethod
     def from_logical(
-        cls, lineage: Lineage, range_: KeyRange, logical: int, limits: Mapping[int, int] | None = None
+        cls, lineage: Lineage, range_: KeyRange, logical: int, limits: Mapping[int, int]
     ) -> Cursor:
         """Return the cursor before the first record, on every key's path, not below a logical offset.
 
@@ -88,9 +88,8 @@ class Cursor:
                 Without a limit the cursor may stand beyond the log's end in an open segment, and records
                 that are written there later, with lower numbers, would be passed over.
         """
-        bounds = limits or {}
-        wanted = {s.id: s.start + steps_to(s, logical) for s in _relevant(lineage, range_)}
-        return cls.from_segments(lineage, range_, {i: min(at, bounds.get(i, at)) for i, at in wanted.items()})
+        wanted = {s.id: s.start + s.progression.steps_to(logical) for s in _relevant(lineage, range_)}
+        return cls.from_segments(lineage, range_, {i: min(at, limits.get(i, at)) for i, at in wanted.items()})
 
     @classmethod
     def from_positions(
@@ -174,11 +173,6 @@ class Cursor:
 
 def _relevant(lineage: Lineage, range_: KeyRange) -> list[Segment]:
     return [s for s in lineage if s.range.overlaps(range_)]
-
-
-def steps_to(segment: Segment, logical: int) -> int:
-    """Return how many offsets of a segment, were it endless, have logical ones below this."""
-    return segment.progression.steps_to(logical)
 
 
 def _within(segment: Segment, offset: int) -> int:

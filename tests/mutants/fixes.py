@@ -64,6 +64,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_driver.py::test_a_write_of_unknown_outcome_fences_nobody_who_began_something_since",
     ),
     (
+        "roll back whatever is under way, whichever attempt the abort was asked for",
+        "control.operations",
+        "reason, deadline, lambda now: now.attempt == attempt)",
+        "reason, deadline)",
+        "unit/test_driver.py::test_what_somebody_began_after_an_operator_had_looked_is_left_alone",
+    ),
+    (
         "say nothing of what a fenced attempt came to",
         "splitter.driver",
         "error.changed = self._took_effect(attempt_id) if self._committing else False",

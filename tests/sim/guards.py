@@ -251,7 +251,7 @@ def ask_for_the_end_before_the_claim(patch: pytest.MonkeyPatch) -> None:
             written = self._announce(announced, deadline)
             self._take(deadline)
             self._read_decided(written, deadline)
-        return self._state()
+        return self.seen()
 
     patch.setattr(ClaimedLog, "claim", claim)
 

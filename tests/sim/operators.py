@@ -100,7 +100,7 @@ class Operator(ClaimedLog):
     def peek(self, deadline: Deadline) -> PartitionState:
         """See ControlPort."""
         self._read = self.process.call(self._peek)
-        return self._state()
+        return self.seen()
 
     def lease_seconds(self) -> float:
         """See ControlPort."""
@@ -142,7 +142,7 @@ class Operator(ClaimedLog):
     def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
         return int(self.process.call(lambda: self._commit(after, event, deadline)))
 
-    def _state(self) -> PartitionState:
+    def seen(self) -> PartitionState:
         return self.world.control.states[self._read]
 
     def _write_claim(self, claim: Claim) -> Effect:

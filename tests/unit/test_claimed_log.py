@@ -29,7 +29,7 @@ class Deposed(ClaimedLog):
 
     def peek(self, deadline: Any) -> PartitionState:
         self._read = max(self._read, self.old_end)
-        return self._state()
+        return self.seen()
 
     def _announced(self, deadline: Any) -> Sequence[Claim]:
         return [record for record in self.log if isinstance(record, Claim)]
@@ -57,7 +57,7 @@ class Deposed(ClaimedLog):
         self.log.append(after)
         return len(self.log) - 1
 
-    def _state(self) -> PartitionState:
+    def seen(self) -> PartitionState:
         states = [record for record in self.log[: self._read] if isinstance(record, PartitionState)]
         return states[-1]
 

@@ -204,7 +204,7 @@ def test_an_operators_transaction_that_took_too_long_may_have_been_ended_by_the_
         failing(KafkaError._FENCED, fatal=True)()
 
     operator = control_log.OperatorProducer(Connection({"bootstrap.servers": "nowhere:1"}), "id", "orders/0")
-    operator._producer = Fake({"commit_transaction": late})  # type: ignore[assignment]
+    operator.taken = Fake({"commit_transaction": late})  # type: ignore[assignment]
     with pytest.raises(FencedError, match="another operator took over") as caught:
         operator.write([], "record the seal of orders/0", Deadline(SECONDS))
     both = "or the brokers ended the transaction, which took 12 s" in caught.value.message

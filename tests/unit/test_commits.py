@@ -13,10 +13,12 @@ from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.control import seeking
 from kpsplit.control.seeking import Seeker
+from kpsplit.control.session import ClusterSession
 from kpsplit.errors import ConflictError, FutureVersionError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter import commits
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -305,14 +307,11 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
         return begun[-1]
 
     admin: Any = object.__new__(Admin)
-    admin._session = SimpleNamespace(
-        begin=begin,
-        read=lambda _: SimpleNamespace(
-            enrolments=dict.fromkeys(["orders"]), state=lambda place: PartitionState.unsplit(place, "id")
-        ),
-        admin=SimpleNamespace(partition_count=lambda *_: PARENT.partition + 1),
-        connection=None,
-    )
+    session: Any = object.__new__(ClusterSession)
+    view = SimpleNamespace(enrolments={}, enrolled_state=lambda place: PartitionState.unsplit(place, "id"))
+    session.begin, session.read = begin, lambda _: view
+    session.admin, session.connection = SimpleNamespace(partition_count=lambda *_: PARENT.partition + 1), None
+    admin._session = session
     admin._seeker = Seeker(admin._session)
     seen = admin.plan_forget_group("g", "orders")
     with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
@@ -325,8 +324,9 @@ def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -
     cluster: Any = object.__new__(ClusterAdmin)
     cluster.topics, cluster.known = dict, lambda *_: None
     admin: Any = object.__new__(Admin)
-    view = SimpleNamespace(enrolments={"orders"})
-    admin._session = SimpleNamespace(begin=lambda: Deadline(10), read=lambda _: view, admin=cluster)
+    session: Any = object.__new__(ClusterSession)
+    session.begin, session.read, session.admin = lambda: Deadline(10), lambda _: ControlView(), cluster
+    admin._session = session
     admin._seeker = Seeker(admin._session)
     with pytest.raises(UsageError, match="there is no topic orders; check the name"):
         admin.plan_forget_group("g", "orders")

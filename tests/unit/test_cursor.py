@@ -127,7 +127,9 @@ def test_an_empty_closed_segment_holds_nobody_up() -> None:
 def test_a_logical_offset_is_before_the_first_record_that_is_not_below_it(
     logical: int, expected: dict[int, int]
 ) -> None:
-    assert Cursor.from_logical(LIFE.split.lineage, WHOLE, logical).readable(LIFE.split.lineage) == expected
+    assert (
+        Cursor.from_logical(LIFE.split.lineage, WHOLE, logical, {}).readable(LIFE.split.lineage) == expected
+    )
 
 
 def test_a_logical_offset_beyond_a_log_stands_at_its_end_where_that_is_given() -> None:

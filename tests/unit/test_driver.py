@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
+from kpsplit.control.operations import PartitionOperations
 from kpsplit.errors import (
     ConflictError,
     DeadlineExceededError,
@@ -590,6 +592,40 @@ def test_there_may_be_nothing_to_resume_or_to_abort() -> None:
     assert driver.resume(renewed, Time(cluster, 60)) is None
     assert driver.abort(EndedBy.REQUEST, "asked", Time(cluster, 60)) is None
     assert cluster.history == []
+
+
+@pytest.mark.parametrize("verb", ["abort", "resume"])
+def test_what_somebody_began_after_an_operator_had_looked_is_left_alone(verb: str) -> None:
+    """It was asked for another attempt; somebody is at work on this one."""
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 4))
+    newer = Simulated(cluster)
+
+    class Late(Simulated):
+        def peek(self, deadline: Any) -> PartitionState:
+            before = super().peek(deadline)
+            Driver(newer.ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+            state = newer.claim(Time(cluster, 60))
+            newer.record(state, Prepare(split_attempt(state, 0, RANGES, "newer")), Time(cluster, 60))
+            return before
+
+        def seen(self) -> PartitionState:
+            return self.cluster.state
+
+    late = Late(cluster)
+    operations: Any = object.__new__(PartitionOperations)
+    operations._parent, operations._deadline, operations._log = PARENT, Time(cluster, 60), late
+    operations._session = SimpleNamespace(read_about=lambda *_: None)
+    operations._driver = lambda: Driver(late.ports)
+    if verb == "abort":
+        outcome = operations.abort("not today")
+        assert outcome is not None and outcome.attempt.id == "s" and outcome.reason == "asked"
+    else:
+        with pytest.raises(ConflictError, match="in progress since"):
+            operations.resume(None)
+    assert newer.token == cluster.holder, "who is at work was not fenced"
+    assert cluster.state.attempt is not None and cluster.state.attempt.id == "newer"
 
 
 def test_a_seal_whose_outcome_is_never_known_ends_with_the_time() -> None:

@@ -16,7 +16,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, LogEnd, PartitionFacts, To
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Freeze, OperationKind, PartitionState
+from kpsplit.splitter.partition_state import Finish, Freeze, OperationKind, PartitionState, Prepare
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.rights import Role, rights_for
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
@@ -32,12 +32,12 @@ SOUND = Facts(
     enrolment=ENROLMENT,
     state=UNSPLIT,
     closing=UNSPLIT.lineage.segments,
-    opening=4,
     subtopic="orders.split-3-1",
     names=frozenset({"orders", "payments"}),
     logs={PARENT: LogFacts(0, 100)},
 )
-SPLIT = committed(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 100})
+SPLITTING = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
+SPLIT = apply(committed(UNSPLIT, SPLITTING, {0: 100}), Finish(SPLITTING.id))
 SPLIT_LOGS = {PARENT: LogFacts(0, 101), phantom(0): LogFacts(0, 0), phantom(1): LogFacts(0, 0)}
 
 
@@ -62,8 +62,7 @@ BAD = {
         SOUND, enrolment=Enrolment("orders", "id-of-orders", Partitioner.EXPLICIT, False, None, 2, 8, True)
     ),
     "same topic": replace(SOUND, topic=replace(TOPIC, topic_id="another")),
-    "no operation": replace(SOUND, under_way="orders/3: a split by x is in progress"),
-    "ranges": replace(SOUND, opening=65),
+    "no operation": replace(SOUND, state=apply(UNSPLIT, Prepare(SPLITTING))),
     "rights": replace(SOUND, lacking=rights_for(Role.OPERATOR, "orders")[:1]),
     "not compacted": replace(SOUND, topic=config(cleanup_policy="compact,delete")),
     "replication": replace(SOUND, topic=with_partition(PartitionFacts(0, (0, 1), (0, 1)))),
@@ -81,8 +80,6 @@ BAD = {
     "log whole": replace(SOUND, state=SPLIT, logs={**SPLIT_LOGS, PARENT: LogFacts(0, 100)}),
     "no open transaction": replace(SOUND, hung_transaction="a transaction has been open for 4 s (app)"),
     "retention": replace(SOUND, topic=config(retention_ms="60000")),
-    "partitioner": replace(SOUND, partitioner=Check("partitioner", False, "18 %", "use the other")),
-    "useful": replace(SOUND, useful=Check("useful", False, "one key has 61 %", "force", forceable=True)),
 }
 
 
@@ -91,7 +88,7 @@ def test_each_trouble_fails_its_own_check_and_says_what_to_do(name: str) -> None
     failed = [c for c in checks(BAD[name]) if not c.ok]
     assert [c.name for c in failed] == [name]
     assert failed[0].message and failed[0].remedy
-    assert failed[0].forceable == (name in ("replication", "retention", "useful"))
+    assert failed[0].forceable == (name in ("replication", "retention"))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,9 @@ def test_a_retirement_that_is_recorded_is_a_change_though_nothing_was_deleted(
     facts = TopicFacts("", "id", (PartitionFacts(0, (0,), (0,)),) * 2)
     admin = SimpleNamespace(certain=lambda names, _: dict.fromkeys(names, facts))
     retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None, lambda _: None)
-    subtopics = SimpleNamespace(check_rights=lambda *_: None, is_empty=lambda _: True, delete_empty=kept_back)
+    subtopics = SimpleNamespace(
+        check_rights=lambda *_: None, is_empty=lambda _: True, delete_abandoned=kept_back
+    )
     monkeypatch.setattr(retirement, "_subtopics", subtopics)
     with pytest.raises(DeadlineExceededError) as caught:
         retirement.run(force=False, deadline=Deadline(10))

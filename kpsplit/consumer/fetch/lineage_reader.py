@@ -140,7 +140,7 @@ class LineageReader:
             last = segment.id
 
     def _segment(self, segment: Segment, first: int) -> Iterator[LogicalRecord]:
-        start = segment.start + _steps_to(segment, first)
+        start = segment.start + segment.progression.steps_to(first)
         if start > segment.start:
             self._await_settled(segment.source)
             segment = self.state.lineage.get(segment.id)
@@ -239,12 +239,6 @@ class LineageReader:
     def _gap(self, segment: Segment, start: int, end: int, reason: GapReason) -> None:
         if end > start:
             self.tally.gaps.append(Gap(segment.id, segment.source, start, end, reason))
-
-
-def _steps_to(segment: Segment, first: int) -> int:
-    """Return how many numbers of a segment lie before a logical offset."""
-    base, stride = segment.progression.base, segment.progression.stride
-    return max(0, -((base - first) // stride))
 
 
 def _logical_record(message: Message, segment: Segment, logical: int, stamp: Stamp | None) -> LogicalRecord:
