@@ -317,8 +317,7 @@ def _closed_by_merge(lineage: Lineage, segment: int) -> bool:
     """Return whether what comes directly after a segment took over from others as well (overflows aside)."""
     return any(
         sum(lineage.get(p).kind is not SegmentKind.OVERFLOW for p in s.predecessors) > 1
-        for s in lineage
-        if segment in s.predecessors
+        for s in lineage.successors(segment)
     )
 
 
