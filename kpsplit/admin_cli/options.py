@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from kpsplit.clock import wall_ms
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.connection import LINE_END
 from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES, KeyRange
@@ -106,7 +106,7 @@ def _since(text: str) -> int:
     if at is not None:
         return max(0, at)
     try:
-        return time.time_ns() // 1_000_000 - round(_duration(text) * 1000)
+        return wall_ms() - round(_duration(text) * 1000)
     except UsageError:
         raise UsageError(f"{text[:60]!r} is not a time", hint="write 2026-03-01T12:00:00Z, or 6h") from None
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from kpsplit.spark_jobs import Verdict
 
-TIMES_SECONDS = 20.0
-"""Limit for reading the clock times of the report; a time that is not read by then is left out."""
-
 
 @contextmanager
 def judging() -> Iterator[None]:
@@ -133,9 +130,7 @@ def command(
             except KpsplitError as error:
                 unwritten.append(error)
     if html is not None:
-        unwritten += write_page(
-            html, lambda: report_page(verdict, times_of(connection, verdict.snapshot, TIMES_SECONDS))
-        )
+        unwritten += write_page(html, lambda: report_page(verdict, times_of(connection, verdict.snapshot)))
     call.show(verdict.json(), lambda console: _show(verdict, console))
     conclude(verdict, call.say, unwritten)
 

@@ -197,7 +197,12 @@ def limited(findings: Iterable[Finding], counted: int = COUNTED) -> list[Finding
 
 _SIGNS = {"ok": "ok", "found": "FOUND", "unproven": "?"}
 _EXAMPLES = 5
-_ORDER = list(Severity)
+
+
+def by_weight(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with those first that weigh most."""
+    order = list(Severity)
+    return sorted(findings, key=lambda f: order.index(f.severity))
 
 
 def summary_lines(verdict: Verdict) -> Iterator[str]:
@@ -207,7 +212,7 @@ def summary_lines(verdict: Verdict) -> Iterator[str]:
     width = max(map(len, verdict.checks), default=0)
     for check, meaning in verdict.checks.items():
         yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{width}}  {meaning}"
-        found = sorted(verdict.of(check), key=lambda f: _ORDER.index(f.severity))
+        found = by_weight(verdict.of(check))
         for finding in found[:_EXAMPLES]:
             yield f"      {_line(finding)}"
         if len(found) > _EXAMPLES:
