@@ -117,20 +117,11 @@ def with_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
-    """Raise unless the partition exists. Raises UsageError: there is no such topic or partition."""
-    from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-
-    count = ClusterAdmin(connection).partition_count(parent.topic)
-    if parent.partition >= count:
-        raise no_partition(parent, count)
-
-
-def find_state(operations: Admin, connection: Connection, parent: PhysicalPartition) -> PartitionState:
+def find_state(operations: Admin, parent: PhysicalPartition) -> PartitionState:
     """Raises UsageError: unknown topic, partition out of range, or not enrolled."""
     view = operations.view()
     if parent not in view.states:
-        check_partition(connection, parent)
+        operations.lineage(parent)  # refuses what does not exist
     return view.enrolled_state(parent)
 
 

@@ -19,5 +19,5 @@ def command(call: Call, partition: PhysicalPartition) -> None:
     from kpsplit.admin_cli.render.status import lineage_json, show_lineage
 
     with call.operations() as operations:
-        state = find_state(operations, call.connection, partition)
+        state = find_state(operations, partition)
     call.show(lineage_json(state), lambda console: show_lineage(state, console))

@@ -105,7 +105,7 @@ def command(
             if engine == SPARK:
                 stretch = Stretch.until_now(since)
                 session = (cores, memory, master)
-                within = segment_to_split(find_state(operations, call.connection, partition), of).range
+                within = segment_to_split(find_state(operations, partition), of).range
                 sizing = _sized_by_spark(call, partition, within, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)

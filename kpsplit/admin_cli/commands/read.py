@@ -42,7 +42,7 @@ def command(call: Call, partition: PhysicalPartition, first: int, limit: int | N
     from kpsplit.consumer.fetch.lineage_reader import LineageReader
 
     with call.operations() as operations:
-        state = find_state(operations, call.connection, partition)
+        state = find_state(operations, partition)
 
         def refresh() -> PartitionState:
             return operations.view().state(partition) or state

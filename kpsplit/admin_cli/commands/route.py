@@ -50,7 +50,7 @@ def command(
             raise view.not_enrolled(topic)
         number = partition_of(data, enrolment.partitioner, count) if partition is None else partition
         parent = PhysicalPartition(topic, number)
-        state = find_state(operations, call.connection, parent)
+        state = find_state(operations, parent)
     segment = Layout.of(state.lineage).segment_for(key_hash(data))
     call.show(
         _as_json(data, state, segment, enrolment.partitioner),
