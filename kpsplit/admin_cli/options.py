@@ -281,7 +281,6 @@ max_pause_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Ignore failed checks that allow it.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
-group_option = click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
 plan_option = click.option(
     "--plan",
     "plan_file",

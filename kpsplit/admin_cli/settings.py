@@ -196,7 +196,7 @@ SHORTEST = 3
 class Redactor:
     """Replaces the values of secret properties in any text."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret) if len(form) >= SHORTEST}
         # A secret may contain another one; replacing the shorter first would leave the rest of it.
         longest_first = sorted(forms, key=len, reverse=True)

@@ -8,7 +8,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, TOPIC, yes_option
-from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.render.text import one_line, place_json
 from kpsplit.errors import after_a_change, many
 
 if TYPE_CHECKING:
@@ -70,6 +70,6 @@ def _json(found: Forgettable, *, removed: bool) -> dict[str, object]:
             {"partition": key.parent.partition, "range": [key.range.lo, key.range.hi]}
             for key in found.commits
         ],
-        "offsets": [{"topic": place.topic, "partition": place.partition} for place in found.offsets],
+        "offsets": [place_json(place) for place in found.offsets],
         "removed": removed,
     }

@@ -9,10 +9,10 @@ import click
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import (
     KEY_RANGE,
+    NAME,
     PARTITION,
     Reads,
     dry_run_option,
-    group_option,
     moment,
     yes_option,
 )
@@ -53,7 +53,7 @@ TARGET = Reads("target", _target)
 
 @click.command("seek", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="TOPIC/P")
-@group_option
+@click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
 @click.option(
     "--to",
     "target",
