@@ -10,8 +10,9 @@ from typing import TextIO
 
 from kpsplit import __version__
 from kpsplit import pages as html
+from kpsplit.control.status import Spread, percentile
 from kpsplit.demo.result import DemoResult, GroupOutcome, last_line
-from kpsplit.demo.timeline import Series, Spread, TimeSpan, percentile
+from kpsplit.demo.timeline import Series, TimeSpan
 from kpsplit.pages import PARENT_COLOUR, Html, element, legend, line, lineage_picture, svg, text, tip
 
 
@@ -174,7 +175,7 @@ def _commits(group: GroupOutcome) -> Rows:
             left.next,
             left.logical,
             left.lag,
-            "waits" if not left.ready else "drains" if left.draining else "",
+            left.stage,
         )
         for range_ in ranges
         for left in range_.left

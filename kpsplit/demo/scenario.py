@@ -339,8 +339,7 @@ def short(place: PhysicalPartition) -> str:
 def _progress_line(range_: RangeProgress) -> str:
     owner = "no owner" if range_.owner is None else range_.owner.client_id
     places = ", ".join(
-        f"segment {left.segment.id} at {left.next:,}{'' if left.ready else ' (waits)'}"
-        f"{' (drains)' if left.ready and left.draining else ''}"
+        f"segment {left.segment.id} at {left.next:,}{f' ({left.stage})' if left.stage else ''}"
         for left in range_.left
     )
     lag = "unknown" if range_.lag is None else f"{range_.lag:,}"

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Self
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Spread
 from kpsplit.demo.records import JournalEntry
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -81,30 +81,6 @@ class Timeline:
 
 
 # -- figures from journals -------------------------------------------------------------------------
-
-
-MEDIAN, TAIL = 0.5, 0.99
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile of values in rising order, 0 if there are none."""
-    return values[max(0, ceil(share * len(values)) - 1)] if values else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How some durations are spread, in milliseconds."""
-
-    count: int
-    p50: float
-    p99: float
-    most: float
-
-    @classmethod
-    def of(cls, milliseconds: Iterable[float]) -> Spread:
-        values = sorted(milliseconds)
-        most = values[-1] if values else 0.0
-        return cls(len(values), percentile(values, MEDIAN), percentile(values, TAIL), most)
 
 
 @dataclass(frozen=True, slots=True)

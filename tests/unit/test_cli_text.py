@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from kpsplit.admin_cli.main import cli, run
-from kpsplit.admin_cli.render.text import bar, count, one_line, percent, percentile, safe, shorten, show_bytes
+from kpsplit.admin_cli.render.text import bar, count, one_line, percent, safe, shorten, show_bytes
 from kpsplit.admin_cli.settings import MASK, Redactor
 from kpsplit.errors import EXIT_CHECK, KpsplitError, duration, many
 from kpsplit.kafka.connection import is_secret
@@ -89,13 +89,6 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert bar(1.0, 8) == "█" * 8
     assert bar(7.0, 8) == "█" * 8
     assert bar(0.5 + 1 / 16, 8) == "████▌"
-
-
-def test_percentiles_are_values_that_occurred() -> None:
-    assert percentile([], 0.5) == 0
-    assert percentile([7], 0.99) == 7
-    assert percentile([1, 2, 3, 4], 0.5) == 2
-    assert percentile(list(range(1, 201)), 0.99) == 198
 
 
 def test_secrets_are_masked_in_every_form_they_can_take() -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from kpsplit.control.status import Spread, percentile
 from kpsplit.demo.endpoints import WriterNews, WriterOrders, WriterStage
 from kpsplit.demo.records import JournalEntry
 from kpsplit.demo.timeline import (
     OperationTimeline,
     Samples,
-    Spread,
     Timeline,
     TimeSpan,
     by_time,
     latencies,
     longest_waits,
-    percentile,
     slowest,
     throughput,
     until_caught_up,

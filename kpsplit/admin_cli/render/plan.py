@@ -15,14 +15,13 @@ from kpsplit.admin_cli.render.text import (
     count,
     one_line,
     percent,
-    percentile,
     place_json,
     segment_json,
     shorten,
     utc,
 )
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Spread
 from kpsplit.errors import duration, many
 from kpsplit.splitter.partition_state import OperationKind, Outcome, PartitionState, Result
 from kpsplit.splitter.records.producers import PauseReport
@@ -130,9 +129,6 @@ def _drains(drains: Sequence[Drain]) -> Table:
     return table
 
 
-MEDIAN, TAIL = 0.5, 0.99
-
-
 def report_json(report: Report) -> dict[str, Any]:
     return {
         **outcome_json(report.outcome, report.state),
@@ -194,11 +190,11 @@ def _open_ranges(state: PartitionState) -> RangeTable:
     return table
 
 
-def _pause_summary(pauses: Mapping[str, PauseReport]) -> dict[str, int] | None:
-    values = [p.pause_ms for p in pauses.values()]
-    if not values:
+def _pause_summary(pauses: Mapping[str, PauseReport]) -> dict[str, float] | None:
+    if not pauses:
         return None
-    return {"p50": percentile(values, MEDIAN), "p99": percentile(values, TAIL), "max": max(values)}
+    spread = Spread.of(p.pause_ms for p in pauses.values())
+    return {"p50": spread.p50, "p99": spread.p99, "max": spread.most}
 
 
 def _pause_table(pauses: Mapping[str, PauseReport]) -> Table:

@@ -446,10 +446,8 @@ def _table(progress: PartitionProgress) -> Table:
 
 def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
     lag = UNKNOWN if left.lag is None else count(left.lag)
-    what = "" if left.ready else "waits"
-    if left.ready and left.draining:
-        what = "drains"
-    return (str(left.segment.source), str(left.segment.id), str(left.next), str(left.logical), lag, what)
+    place, number = str(left.segment.source), str(left.segment.id)
+    return place, number, str(left.next), str(left.logical), lag, left.stage
 
 
 def _owner(range_: RangeProgress | GroupDrain) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import base64
 import unicodedata
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,9 +96,3 @@ def bar(share: float, width: int = 20) -> str:
     """Return a bar of at most ``width`` characters for a share."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def percentile(values: Sequence[int], share: float) -> int:
-    """Return the nearest-rank percentile of some values, 0 if there are none."""
-    ordered = sorted(values)
-    return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0
