@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from kpsplit.admin_cli.main import cli, run
-from kpsplit.admin_cli.render.text import bar, count, one_line, percent, safe, shorten, show_bytes
+from kpsplit.admin_cli.render.text import bar, one_line, percent, safe, shorten, show_bytes
 from kpsplit.admin_cli.settings import MASK, Redactor
 from kpsplit.errors import EXIT_CHECK, KpsplitError, duration, many
 from kpsplit.kafka.connection import is_secret
@@ -78,7 +78,6 @@ def test_durations_are_for_people(seconds, shown) -> None:
 
 
 def test_numbers_are_for_people() -> None:
-    assert count(1234567) == "1,234,567"
     assert many(1, "record") == "1 record"
     assert many(2000, "record") == "2,000 records"
     assert [percent(s) for s in (0.0, 0.004, 0.25, 1.0)] == ["0 %", "0.4 %", "25 %", "100 %"]

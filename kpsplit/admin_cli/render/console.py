@@ -40,7 +40,6 @@ class QuietConsole(Console):
         )
 
     def on_broken_pipe(self) -> NoReturn:
-        """Let ``main`` end quietly."""
         raise BrokenPipeError
 
 
@@ -83,11 +82,9 @@ class RangeTable:
         self._rows: list[tuple[Text, str, Sequence[str]]] = []
 
     def add_row(self, label: Text, place: str, *numbers: str) -> None:
-        """Add a range, or an overflow, with where it is stored."""
         self._rows.append((label, place, numbers))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it for the width that there is."""
         table = plain_table("range", "place", *self._numbers, right=self._numbers)
         for label, place, numbers in self._rows:
             table.add_row(label, Text(place), *numbers)

@@ -12,7 +12,6 @@ from rich.text import Text
 from kpsplit.admin_cli.render.console import RangeTable, indented, plain_table
 from kpsplit.admin_cli.render.text import (
     bar,
-    count,
     one_line,
     percent,
     place_json,
@@ -61,7 +60,6 @@ def _stretch(stretch: Stretch | None) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """Return what the plan does, in one line."""
     where = f"new sub-topic {plan.subtopic}" if plan.subtopic else str(plan.parent)
     into = many(len(plan.ranges), "range")
     if plan.kind is OperationKind.SPLIT:
@@ -123,7 +121,7 @@ def _drains(drains: Sequence[Drain]) -> Table:
     table = plain_table("group", "records to read", "takes about", right=("records to read",))
     for drain in drains[:MOST_GROUPS]:
         takes = Text("not moving", style="yellow") if drain.seconds is None else Text(duration(drain.seconds))
-        table.add_row(Text(shorten(one_line(drain.group), _LONGEST_KEY)), count(drain.left), takes)
+        table.add_row(Text(shorten(one_line(drain.group), _LONGEST_KEY)), f"{drain.left:,}", takes)
     if len(drains) > MOST_GROUPS:
         table.add_row(Text(f"and {len(drains) - MOST_GROUPS} more"), "", "")
     return table
@@ -142,7 +140,6 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def outcome_json(outcome: Outcome, state: PartitionState) -> dict[str, Any]:
-    """Return how an attempt ended as JSON data."""
     return {
         **place_json(state.parent),
         "epoch": state.epoch,
@@ -185,7 +182,7 @@ def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took
 def _open_ranges(state: PartitionState) -> RangeTable:
     table = RangeTable("segment", "logical offsets")
     for segment in state.lineage.open_segments():
-        numbers = f"{count(segment.progression.base)} + {count(segment.progression.stride)}·n"
+        numbers = f"{segment.progression.base:,} + {segment.progression.stride:,}·n"
         table.add_row(Text(str(segment.range)), str(segment.source), str(segment.id), numbers)
     return table
 
@@ -201,5 +198,5 @@ def _pause_table(pauses: Mapping[str, PauseReport]) -> Table:
     numbers = ("pause", "records held", "strays sent again")
     table = plain_table("producer", *numbers, right=numbers)
     for name, pause in sorted(pauses.items()):
-        table.add_row(Text(one_line(name)), f"{pause.pause_ms} ms", count(pause.held), count(pause.strays))
+        table.add_row(Text(one_line(name)), f"{pause.pause_ms} ms", f"{pause.held:,}", f"{pause.strays:,}")
     return table

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import RangeTable, fits, indented, plain_table
-from kpsplit.admin_cli.render.text import count, one_line, place_json, segment_json, utc
+from kpsplit.admin_cli.render.text import one_line, place_json, segment_json, utc
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.control.status import (
     Basis,
@@ -112,7 +112,7 @@ def _drain(one: GroupDrain) -> str:
     takes = "not moving" if seconds is None else f"about {duration(seconds)}"
     return (
         f"segment {one.segment.id} of {one.segment.source} drains: group {one_line(one.group)} has "
-        f"{count(one.left.offsets)} offsets to read, {takes}; slowest: {one.range}, {_owner(one)}"
+        f"{one.left.offsets:,} offsets to read, {takes}; slowest: {one.range}, {_owner(one)}"
     )
 
 
@@ -133,13 +133,13 @@ def _ranges(status: PartitionStatus) -> RangeTable:
     table = RangeTable("segment", "log end", "logical end")
     for segment in _shown(status):
         end = status.ends.get(segment.id)
-        logical = "" if end is None else count(segment.logical(max(end, segment.start)))
+        logical = "" if end is None else f"{segment.logical(max(end, segment.start)):,}"
         label = "overflow" if segment.kind is SegmentKind.OVERFLOW else str(segment.range)
         table.add_row(
             Text(label, style="yellow" if segment.kind is SegmentKind.OVERFLOW else ""),
             str(segment.source),
             str(segment.id),
-            "missing" if end is None else count(end),
+            "missing" if end is None else f"{end:,}",
             logical,
         )
     return table
@@ -311,10 +311,10 @@ def _segments(lineage: Lineage, wide: bool) -> Table:
     )
     for s in lineage:
         kind = Text(s.kind.value, style=_COLOURS[s.kind])
-        end = "open" if s.end is None else count(s.end)
+        end = "open" if s.end is None else f"{s.end:,}"
         closed = "" if s.closed_epoch is None else str(s.closed_epoch)
         epochs = f"{s.opened_epoch}–{closed}"
-        logical = f"{count(s.progression.base)} + {count(s.progression.stride)}·n"
+        logical = f"{s.progression.base:,} + {s.progression.stride:,}·n"
         after = ", ".join(map(str, s.predecessors))
         if wide:
             table.add_row(
@@ -322,14 +322,14 @@ def _segments(lineage: Lineage, wide: bool) -> Table:
                 kind,
                 str(s.range),
                 Text(str(s.source)),
-                count(s.start),
+                f"{s.start:,}",
                 end,
                 logical,
                 epochs,
                 after,
             )
         else:
-            stored = Text(f"{s.source}\n{s.range}\n{count(s.start)} to {end}")
+            stored = Text(f"{s.source}\n{s.range}\n{s.start:,} to {end}")
             since = f"\nafter {after}" if after else ""
             table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{since}")
     return table
@@ -345,11 +345,9 @@ def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, A
 
 
 def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
-    """Print the progress of a group."""
     for progress in found:
         state = progress.state
-        lag = UNKNOWN if progress.lag is None else count(progress.lag)
-        head = f"{state.parent}: epoch {state.epoch}, lag {lag}, group {progress.group_state}"
+        head = f"{state.parent}: epoch {state.epoch}, lag {_lag(progress.lag)}, group {progress.group_state}"
         console.print(Text(head, style="bold"))
         table = _table(progress)
         if fits(table, console, console.width - _INDENT):
@@ -370,14 +368,12 @@ def draw_groups(groups: Mapping[str, Sequence[PartitionProgress]]) -> Table:
             drains = sorted({segment for range_ in progress.ranges for segment in range_.to_drain})
             state = progress.group_state
             members = state if state == "in rebalance" else str(len(owners))
-            lag = UNKNOWN if progress.lag is None else count(progress.lag)
             text = f"segment {', '.join(map(str, drains))}" if drains else ""
-            table.add_row(one_line(group), str(progress.state.parent), members, lag, text)
+            table.add_row(one_line(group), str(progress.state.parent), members, _lag(progress.lag), text)
     return table
 
 
 def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
-    """Return a seek as JSON data."""
     return {
         "group": seek.group,
         **place_json(seek.state.parent),
@@ -398,7 +394,6 @@ def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
 
 
 def show_seek(seek: Seek, console: Console) -> None:
-    """Print where a range stands after a seek."""
     table = plain_table("place", "segment", "offset", "logical", right=("segment", "offset", "logical"))
     for segment, next_ in _positions(seek):
         table.add_row(str(segment.source), str(segment.id), str(next_), str(segment.logical(next_)))
@@ -416,7 +411,6 @@ def _positions(seek: Seek) -> list[tuple[Segment, int]]:
 
 
 def target_text(target: SeekTarget) -> str:
-    """Return where a seek goes, in words."""
     if target.whence is Whence.OFFSET:
         return f"offset {target.number}"
     return utc(target.number) if target.whence is Whence.TIMESTAMP else target.whence.value
@@ -444,8 +438,12 @@ def _table(progress: PartitionProgress) -> Table:
     return table
 
 
+def _lag(offsets: int | None) -> str:
+    return UNKNOWN if offsets is None else f"{offsets:,}"
+
+
 def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
-    lag = UNKNOWN if left.lag is None else count(left.lag)
+    lag = _lag(left.lag)
     place, number = str(left.segment.source), str(left.segment.id)
     return place, number, str(left.next), str(left.logical), lag, left.stage
 

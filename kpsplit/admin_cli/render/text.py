@@ -74,11 +74,6 @@ def shorten(text: str, longest: int) -> str:
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def count(number: int) -> str:
-    """Return a number with separators: ``1,234,567``."""
-    return f"{number:,}"
-
-
 def utc(ms: int) -> str:
     """Return a time (ms since 1970) to the second."""
     try:
