@@ -62,7 +62,6 @@ def line_of(error: BaseException, verb: str | None, *, changes: bool = False) ->
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code for an error."""
     return getattr(error, "exit_code", EXIT_FAILED)  # as kpsplit's own errors, click's have one
 
 
@@ -123,7 +122,6 @@ class Interrupts:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        """Take the signals."""
         _entered.append(self)
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_IGN:

@@ -111,7 +111,6 @@ class LiveDisplay(Display):
         self._console.print(Text.assemble((self._clock(), "dim"), f" {text}"))
 
     def show(self, board: Board) -> None:
-        """Draw the tables anew."""
         title = Text(board.phase, style="bold")
         self._live.update(
             Group(

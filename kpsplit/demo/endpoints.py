@@ -244,7 +244,6 @@ class Endpoint(Generic[N]):
             raise ChildDiedError(f"{self._kind} {self.name} {self._how_it_ended(code)}")
 
     def kill(self) -> None:
-        """End the process by SIGKILL."""
         self.killed = True
         self._process.kill()
         self._process.wait()
@@ -254,7 +253,6 @@ class Endpoint(Generic[N]):
         self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """Stop the process by SIGSTOP."""
         self.send_signal(signal.SIGSTOP)
         self.suspended = True
 

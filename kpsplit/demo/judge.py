@@ -347,7 +347,6 @@ class GroupVerdict:
             self.examples.append(example)
 
     def __str__(self) -> str:
-        """Return it in one line."""
         twice = ", ".join(f"{n:,} again after {why}" for why, n in sorted(self.redelivered.items()))
         line = (
             f"{self.records - self.missing:,} of {self.records:,} records worked on, "

@@ -102,12 +102,10 @@ def value_of(writer: str, sequence: int) -> bytes:
 
 
 def sequence_in(value: bytes) -> int:
-    """Return the sequence number in a value of ``value_of``."""
     return int(value[value.index(b":") + 1 :][:10])
 
 
 def writer_in(value: bytes) -> str:
-    """Return the writer in a value of ``value_of``."""
     return value[: value.index(b":")].decode()
 
 

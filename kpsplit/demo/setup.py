@@ -87,7 +87,6 @@ def make_topic(connection: Connection, topic: str) -> None:
 def orders_for(
     options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
 ) -> list[WriterOrders]:
-    """Return what each writer is to do."""
     stocks = stocks_of(lines)
     rates = rates_of(options, stocks)
     return [

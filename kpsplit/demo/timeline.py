@@ -224,7 +224,6 @@ class Samples:
         return self._ends[place][-1] - self._ends[place][first]
 
     def rate(self, place: PhysicalPartition, seconds: float) -> float:
-        """Return records per second during the latest seconds."""
         times = self._times.get(place, [])
         if len(times) < 2:
             return 0.0
@@ -274,7 +273,6 @@ class SegmentDrain:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, None while it is not done."""
         return None if self.drained_at is None else max(0.0, self.drained_at - self.closed_at)
 
 

@@ -59,7 +59,6 @@ def answered(question: Orders) -> VerificationNews:
 
 
 def main() -> None:
-    """Answer the question on stdin."""
     question = Orders.decode(first_line())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Spark's temporary files are removed at the exit
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:

@@ -183,7 +183,6 @@ def _items(orders: WriterOrders) -> Iterator[Item]:
 
 
 def run_writer(make: Callable[[WriterOrders, JournalWriter], Writer] = Writer) -> int:
-    """Work as a writer; return the exit code."""
     orders = WriterOrders.decode(first_line())
     with JournalWriter(Path(orders.journal)) as journal:
         writer = make(orders, journal)

@@ -21,7 +21,6 @@ fish:  kpsplit completion fish > ~/.config/fish/completions/kpsplit.fish
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script."""
     from kpsplit.admin_cli.main import COMPLETE_VARIABLE, PROGRAM
 
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, COMPLETE_VARIABLE)

@@ -102,7 +102,6 @@ class StatusWatch:
         return f"{self.trouble}; nothing new for {duration(monotonic() - self._seen)}, trying again"
 
     def __rich__(self) -> RenderableType:
-        """Draw it."""
         from rich.console import Group
 
         from kpsplit.admin_cli.render.status import draw_statuses
