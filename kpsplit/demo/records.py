@@ -64,13 +64,13 @@ class Keys:
     weights: tuple[float, ...]
 
     @classmethod
-    def skewed(cls, seed: int, partitions: int, number: int = KEYS) -> Keys:
+    def skewed(cls, seed: int, partitions: int) -> Keys:
         """Return keys by a law like Zipf's, of which one partition gets far more than its share."""
         hot = random.Random(seed).randrange(partitions)
         ordinary = (b"customer-%05d" % i for i in count(1))
-        names = [next(_where(ordinary, hot, partitions, rank)) for rank in range(min(POPULAR, number))]
-        names += [next(ordinary) for _ in range(number - len(names))]
-        weights = accumulate(1 / (rank + FLATTENING) for rank in range(number))
+        names = [next(_where(ordinary, hot, partitions, rank)) for rank in range(POPULAR)]
+        names += [next(ordinary) for _ in range(KEYS - POPULAR)]
+        weights = accumulate(1 / (rank + FLATTENING) for rank in range(KEYS))
         return cls(tuple(names), tuple(weights))
 
 

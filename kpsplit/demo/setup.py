@@ -23,7 +23,7 @@ from kpsplit.demo.endpoints import (
     WriterOrders,
     keep_folder,
 )
-from kpsplit.demo.judge import CommitHistory, Excuses, judge, read_back, read_commits
+from kpsplit.demo.judge import CommitHistory, excuses, judge, read_back, read_commits
 from kpsplit.demo.records import Line, owner_of, read_journal, read_worked
 from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, GroupOutcome, sum_up
 from kpsplit.demo.scenario import (
@@ -238,8 +238,7 @@ def run_demo(
             display.say("reading everything back along the lineage, with a fresh client")
             back = read_back(connections.verifier, topic, states, journals, {PLAIN_WRITER}, lines)
             display.say(f"    {back.history.read:,} records in {monotonic() - began:.1f} s: {back.history}")
-            excuses = Excuses(scenario.victims(worked), commits)
-            verdict = judge(worked, back.offsets, lineages, excuses.excuse)
+            verdict = judge(worked, back.offsets, lineages, excuses(scenario.victims(worked), commits))
             outcome = GroupOutcome(verdict, tuple(drains.drains), scenario.progress)
             state = next(state for state in states if state.parent == hot)
             result = sum_up(timeline, scenario.news_before, scenario.news(), state, back, outcome, journals)

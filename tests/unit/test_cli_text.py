@@ -8,8 +8,9 @@ from typing import NoReturn
 import pytest
 
 from kpsplit.admin_cli.main import cli, run
+from kpsplit.admin_cli.options import Given
 from kpsplit.admin_cli.render.text import bar, one_line, percent, safe, shorten, show_bytes
-from kpsplit.admin_cli.settings import MASK, Redactor
+from kpsplit.admin_cli.settings import MASK, redactor, redactor_for
 from kpsplit.errors import EXIT_CHECK, KpsplitError, duration, many
 from kpsplit.kafka.connection import is_secret
 
@@ -92,9 +93,9 @@ def test_a_bar_is_as_long_as_its_share() -> None:
 
 def test_secrets_are_masked_in_every_form_they_can_take() -> None:
     secret = 'p"a\\s\ns1'
-    redact = Redactor.secrets({"sasl.password": secret, "client.id": "visible"})
+    given = Given(properties={"sasl.password": secret, "client.id": "visible"})
     text = f"plain {secret} repr {secret!r} other visible"
-    shown = Redactor(redact)(text)
+    shown = redactor_for(given)(text)
     assert secret not in shown
     assert repr(secret)[1:-1] not in shown
     assert "visible" in shown
@@ -105,7 +106,7 @@ def test_secrets_are_masked_in_every_form_they_can_take() -> None:
 def test_a_secret_is_masked_also_where_a_message_was_made_one_line(secret: str) -> None:
     """Errors are made one line before they are masked."""
     shown = one_line(f"cannot log in with {secret}.")
-    assert Redactor([secret])(shown) == f"cannot log in with {MASK}."
+    assert redactor([secret])(shown) == f"cannot log in with {MASK}."
 
 
 @pytest.mark.parametrize(
@@ -140,4 +141,4 @@ def test_secrets_that_only_the_demo_reads_are_masked_in_what_it_prints(
 
 
 def test_a_password_that_is_part_of_another_one_does_not_reveal_its_rest() -> None:
-    assert Redactor(["abc", "abcdef"])("x abcdef y") == f"x {MASK} y"
+    assert redactor(["abc", "abcdef"])("x abcdef y") == f"x {MASK} y"

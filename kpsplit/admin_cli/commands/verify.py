@@ -150,7 +150,7 @@ def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     return []
 
 
-def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError] = ()) -> None:
+def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError]) -> None:
     """End with what was found; beside findings, what could not be written is only said.
 
     Raises CheckFailedError: there are findings; KpsplitError: something could not be written, or judged.
