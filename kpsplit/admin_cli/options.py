@@ -28,9 +28,6 @@ from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_pa
 from kpsplit.splitter.records.strict_json import is_unicode
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
-_SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
-"""A range as output has it; it is accepted as well."""
-
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 24 * 3600.0
 
@@ -77,7 +74,7 @@ def _topic_or_partition(text: str) -> tuple[str, int | None]:
 
 
 def _ranges(text: str) -> tuple[KeyRange, ...]:
-    return tuple(KeyRange.parse(part) for part in _SHOWN_RANGE.sub(r"\1:\2", text).split(","))
+    return tuple(KeyRange.parse(part) for part in text.split(","))
 
 
 def _duration(text: str) -> float:
@@ -149,7 +146,7 @@ def _hex(text: str) -> bytes:
 PARTITION = Reads("topic/p", parse_partition)
 TOPIC = Reads("topic", _topic)
 TOPIC_OR_PARTITION = Reads("topic[/p]", _topic_or_partition)
-KEY_RANGE = Reads("lo:hi", lambda text: KeyRange.parse(_SHOWN_RANGE.sub(r"\1:\2", text)))
+KEY_RANGE = Reads("lo:hi", KeyRange.parse)
 KEY_RANGES = Reads("lo:hi[,lo:hi…]", _ranges)
 BASE64 = Reads("base64", _base64)
 HEX = Reads("hex", _hex)
