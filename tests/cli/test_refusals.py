@@ -52,7 +52,6 @@ ROWS = """
 spilt | Did you mean 'split'?
 frobnicate | No such command 'frobnicate'
 help frobnicate | No such command 'frobnicate'
-version now | version takes no argument
 --nope status | No such option '--nope'
 -o xml status | 'xml' is not one of 'table', 'json'
 -o '' status | '' is not one of 'table', 'json'
