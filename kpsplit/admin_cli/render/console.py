@@ -74,27 +74,34 @@ def fits(table: Table, console: Console, width: int) -> bool:
     return Measurement.get(console, console.options.update_width(_UNLIMITED), table).maximum <= width
 
 
-class RangeTable:
-    """Ranges with their places and numbers: a table where it fits, else lines broken between words."""
+class FittingTable:
+    """Rows with places and numbers: a table where it fits, else lines broken between words.
 
-    def __init__(self, *numbers: str) -> None:
-        self._numbers = numbers
-        self._rows: list[tuple[Text, str, Sequence[str]]] = []
+    Args:
+        heads: the columns that begin a row's lines.
+        named: the columns that are named in them.
+        right: those of all columns that are numbers.
+    """
 
-    def add_row(self, label: Text, place: str, *numbers: str) -> None:
-        self._rows.append((label, place, numbers))
+    def __init__(self, heads: Sequence[str], named: Sequence[str], right: Sequence[str]) -> None:
+        self._heads, self._named, self._right = heads, named, right
+        self._rows: list[tuple[str | Text, ...]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
+        self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = plain_table("range", "place", *self._numbers, right=self._numbers)
-        for label, place, numbers in self._rows:
-            table.add_row(label, Text(place), *numbers)
+        table = plain_table(*self._heads, *self._named, right=tuple(self._right))
+        for row in self._rows:
+            table.add_row(*row)
         if fits(table, console, options.max_width):
             yield table
             return
-        for label, place, numbers in self._rows:
-            yield Text.assemble(label, f"  {place}")
-            named = zip(self._numbers, numbers, strict=True)
-            yield indented(Text(", ".join(f"{name} {number}" for name, number in named if number)))
+        count = len(self._heads)
+        for row in self._rows:
+            yield Text("  ").join(Text.assemble(cell) for cell in row[:count])
+            named = zip(self._named, row[count:], strict=True)
+            yield indented(Text(", ".join(f"{name} {cell}" for name, cell in named if cell)))
 
 
 _DONE = {

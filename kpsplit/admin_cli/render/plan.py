@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, indented, plain_table
+from kpsplit.admin_cli.render.console import FittingTable, indented, plain_table
 from kpsplit.admin_cli.render.text import (
     bar,
     one_line,
@@ -179,11 +179,12 @@ def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took
     console.print(Text(text, style="bold green" if committed else "bold yellow"))
 
 
-def _open_ranges(state: PartitionState) -> RangeTable:
-    table = RangeTable("segment", "logical offsets")
+def _open_ranges(state: PartitionState) -> FittingTable:
+    numbers = ("segment", "logical offsets")
+    table = FittingTable(("range", "place"), numbers, right=numbers)
     for segment in state.lineage.open_segments():
-        numbers = f"{segment.progression.base:,} + {segment.progression.stride:,}·n"
-        table.add_row(Text(str(segment.range)), str(segment.source), str(segment.id), numbers)
+        logical = f"{segment.progression.base:,} + {segment.progression.stride:,}·n"
+        table.add_row(str(segment.range), str(segment.source), str(segment.id), logical)
     return table
 
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, fits, indented, plain_table
+from kpsplit.admin_cli.render.console import FittingTable, fits, indented, plain_table
 from kpsplit.admin_cli.render.text import one_line, place_json, segment_json, utc
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.control.status import (
@@ -129,8 +129,9 @@ def _drain_json(one: GroupDrain) -> dict[str, Any]:
     }
 
 
-def _ranges(status: PartitionStatus) -> RangeTable:
-    table = RangeTable("segment", "log end", "logical end")
+def _ranges(status: PartitionStatus) -> FittingTable:
+    numbers = ("segment", "log end", "logical end")
+    table = FittingTable(("range", "place"), numbers, right=numbers)
     for segment in _shown(status):
         end = status.ends.get(segment.id)
         logical = "" if end is None else f"{segment.logical(max(end, segment.start)):,}"
@@ -246,7 +247,6 @@ def _range_json(status: PartitionStatus, segment: Segment) -> dict[str, Any]:
 _COLOURS = {SegmentKind.PARENT: "blue", SegmentKind.PHANTOM: "green", SegmentKind.OVERFLOW: "yellow"}
 _WIDEST_PICTURE = 96
 _MARGIN = 14
-_WIDE = 100
 
 
 def lineage_json(state: PartitionState) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def lineage_json(state: PartitionState) -> dict[str, Any]:
 def show_lineage(state: PartitionState, console: Console) -> None:
     console.print(Text(f"{state.parent}: epoch {state.epoch}, {state.phase}", style="bold"))
     console.print(Padding(_picture(state, console.width), (0, 0, 1, 2), expand=False))
-    console.print(indented(_segments(state.lineage, console.width >= _WIDE)))
+    console.print(indented(_segments(state.lineage)))
 
 
 def _picture(state: PartitionState, width: int) -> Table:
@@ -300,38 +300,22 @@ def _bar(segments: list[Segment], epoch: int, columns: int) -> Text:
     return line
 
 
-def _segments(lineage: Lineage, wide: bool) -> Table:
-    numbers = ("id", "start", "end")
-    table = (
-        plain_table(
-            "id", "kind", "range", "place", "start", "end", "logical", "epochs", "after", right=numbers
-        )
-        if wide
-        else plain_table("id", "kind", "stored at", "logical", "epochs", right=("id",))
-    )
+def _segments(lineage: Lineage) -> FittingTable:
+    named = ("start", "end", "logical", "epochs", "after")
+    table = FittingTable(("id", "kind", "range", "place"), named, right=("id", "start", "end"))
     for s in lineage:
-        kind = Text(s.kind.value, style=_COLOURS[s.kind])
-        end = "open" if s.end is None else f"{s.end:,}"
         closed = "" if s.closed_epoch is None else str(s.closed_epoch)
-        epochs = f"{s.opened_epoch}–{closed}"
-        logical = f"{s.progression.base:,} + {s.progression.stride:,}·n"
-        after = ", ".join(map(str, s.predecessors))
-        if wide:
-            table.add_row(
-                str(s.id),
-                kind,
-                str(s.range),
-                Text(str(s.source)),
-                f"{s.start:,}",
-                end,
-                logical,
-                epochs,
-                after,
-            )
-        else:
-            stored = Text(f"{s.source}\n{s.range}\n{s.start:,} to {end}")
-            since = f"\nafter {after}" if after else ""
-            table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{since}")
+        table.add_row(
+            str(s.id),
+            Text(s.kind.value, style=_COLOURS[s.kind]),
+            str(s.range),
+            str(s.source),
+            f"{s.start:,}",
+            "open" if s.end is None else f"{s.end:,}",
+            f"{s.progression.base:,} + {s.progression.stride:,}·n",
+            f"{s.opened_epoch}–{closed}",
+            ", ".join(map(str, s.predecessors)),
+        )
     return table
 
 
