@@ -69,11 +69,6 @@ def indented(what: RenderableType, by: int = 2) -> Padding:
 _UNLIMITED = 10_000
 
 
-def fits(table: Table, console: Console, width: int) -> bool:
-    """Return whether a table can be drawn in that width without breaking any of its words."""
-    return Measurement.get(console, console.options.update_width(_UNLIMITED), table).maximum <= width
-
-
 class FittingTable:
     """Rows with places and numbers: a table where it fits, else lines broken between words.
 
@@ -94,14 +89,15 @@ class FittingTable:
         table = plain_table(*self._heads, *self._named, right=tuple(self._right))
         for row in self._rows:
             table.add_row(*row)
-        if fits(table, console, options.max_width):
+        if Measurement.get(console, options.update_width(_UNLIMITED), table).maximum <= options.max_width:
             yield table
             return
         count = len(self._heads)
         for row in self._rows:
-            yield Text("  ").join(Text.assemble(cell) for cell in row[:count])
+            if heads := [Text.assemble(cell) for cell in row[:count] if cell]:
+                yield Text("  ").join(heads)
             named = zip(self._named, row[count:], strict=True)
-            yield indented(Text(", ".join(f"{name} {cell}" for name, cell in named if cell)))
+            yield indented(Text(", ".join(f"{name} {cell}".strip() for name, cell in named if cell)))
 
 
 _DONE = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import FittingTable, fits, indented, plain_table
+from kpsplit.admin_cli.render.console import FittingTable, indented, plain_table
 from kpsplit.admin_cli.render.text import one_line, place_json, segment_json, utc
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.control.status import (
@@ -321,7 +321,6 @@ def _segments(lineage: Lineage) -> FittingTable:
 
 NUMBERS = ("segment", "offset", "logical", "lag")
 UNKNOWN = "-"
-_INDENT = 2
 
 
 def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
@@ -333,11 +332,7 @@ def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
         state = progress.state
         head = f"{state.parent}: epoch {state.epoch}, lag {_lag(progress.lag)}, group {progress.group_state}"
         console.print(Text(head, style="bold"))
-        table = _table(progress)
-        if fits(table, console, console.width - _INDENT):
-            console.print(indented(table))
-        else:
-            console.print(Group(*_lines(progress)))
+        console.print(indented(_table(progress)))
 
 
 def draw_groups(groups: Mapping[str, Sequence[PartitionProgress]]) -> Table:
@@ -400,20 +395,8 @@ def target_text(target: SeekTarget) -> str:
     return utc(target.number) if target.whence is Whence.TIMESTAMP else target.whence.value
 
 
-def _lines(progress: PartitionProgress) -> Iterator[RenderableType]:
-    """Yield what ``_table`` shows in lines, for a narrow terminal: they are broken between words only."""
-    for range_ in progress.ranges:
-        owner = "" if range_.owner is None else f" {_owner(range_)}"
-        basis = "" if range_.left else f" {range_.basis.value}"
-        yield indented(Text(f"{range_.range}{owner}{basis}"))
-        for left in range_.left:
-            place, _, offset, logical, lag, what = _segment_cells(left)
-            text = f"{place} offset {offset} logical {logical} lag {lag} {what}"
-            yield indented(Text(text.rstrip()), 4)
-
-
-def _table(progress: PartitionProgress) -> Table:
-    table = plain_table("range", "owner", "place", *NUMBERS, "", right=NUMBERS)
+def _table(progress: PartitionProgress) -> FittingTable:
+    table = FittingTable(("range", "owner", "place"), (*NUMBERS, ""), right=NUMBERS)
     for range_ in progress.ranges:
         rows = [_segment_cells(left) for left in range_.left] or [("", "", "", "", "", range_.basis.value)]
         for number, (place, *cells) in enumerate(rows):
