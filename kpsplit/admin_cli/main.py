@@ -213,7 +213,7 @@ def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
 
 def _changes(given: Given) -> bool:
     verb = BY_NAME.get(given.verb or "")
-    return verb is not None and verb.changes
+    return given.changing or (verb is not None and verb.changes)
 
 
 def _translated(error: Exception, given: Given) -> Exception:
