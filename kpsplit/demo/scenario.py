@@ -22,7 +22,7 @@ from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, Writ
 from kpsplit.demo.judge import Victim
 from kpsplit.demo.records import Worked
 from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
-from kpsplit.errors import CheckFailedError, DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.errors import CheckFailedError, DeadlineExceededError, UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
@@ -101,13 +101,13 @@ class Scenario:
         self._say = display.say
         self._phase = "starting writers"
         self._state: PartitionState | None = None
-        self._watch: Watch | None = None
         self._stretch_began = 0.0
         self._resumed_at = math.inf
 
     def run(self, connection: Connection) -> PhysicalPartition:
         """Run it; return the partition that was split."""
-        with Watch(connection, self.parents, self._show) as self._watch:
+        self._watch = Watch(connection, self.parents, self._show)
+        with self._watch:
             self._begin()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
@@ -268,8 +268,7 @@ class Scenario:
 
     def _follow(self, state: PartitionState) -> None:
         self._state = state
-        if self._watch is not None:
-            self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
+        self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
 
     def _stretch(self, phase: str) -> None:
         """Let the writers write."""
@@ -288,8 +287,6 @@ class Scenario:
 
     def _hottest(self, places: Collection[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
-        if self._watch is None:
-            raise KpsplitError("nothing is watched")
         samples, since, until = self._watch.samples, self._stretch_began, monotonic()
         late = Deadline(PATIENCE_SECONDS)
         while not samples.reach(places, until):
@@ -307,8 +304,6 @@ class Scenario:
 
     def _show(self) -> None:
         watch = self._watch
-        if watch is None:
-            return
         places = tuple(
             PlaceLine(
                 short(place),
