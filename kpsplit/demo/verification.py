@@ -52,7 +52,7 @@ def answered(question: Orders) -> VerificationNews:
             found = verify(spark, question.topic, connection)
         page = report_page(found, times_of(connection, found.snapshot))
         write_whole(Path(question.journal), page.encode())
-    except (KpsplitError, OSError) as error:
+    except KpsplitError as error:
         return VerificationNews(done=True, error=str(error))
     line = result_line(found).removeprefix(f"{question.topic}: ")
     return VerificationNews(True, found.clean, line, monotonic() - began)

@@ -240,10 +240,7 @@ def _show(result: DemoResult, html: Path, as_json: bool) -> None:
 
     if not as_json:
         write_summary(result, sys.stdout)
-    try:
-        write_whole(html, page(result).encode())
-    except OSError as error:
-        raise KpsplitError(f"cannot write {html}: {error.strerror}") from error
+    write_whole(html, page(result).encode())
     pages = {"page": str(html.resolve())}
     if any(verdict.question == QUESTION for verdict in result.verdicts):
         pages["verification report"] = str(report_path(html).resolve())

@@ -19,7 +19,6 @@ from kpsplit.admin_cli.options import (
     require_spark,
     spark_size_options,
 )
-from kpsplit.errors import UsageError
 from kpsplit.files import check_writable, write_whole
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -110,7 +109,7 @@ def command(
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)
     if save is not None:
-        _save(save, plan.encode())
+        write_whole(save, plan.encode())
     # A plan that may not be run is saved and shown all the same: it says why.
     call.show(plan_json(plan), lambda console: show_plan(plan, console))
     check_runnable(plan, force)
@@ -137,10 +136,3 @@ def _sized_by_spark(
         sizing = size_partition(spark, call.connection, partition, within, ranges, begin, by)
         progress.passed("Sizing")
     return sizing
-
-
-def _save(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -143,10 +143,9 @@ def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     try:
         write_whole(path, page().encode())
     except KpsplitError as error:
-        return [KpsplitError(f"cannot write {path}: {error.message}")]
+        return [error]
     except Exception as error:  # noqa: BLE001 - a picture is no reason to hide a finding
-        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        return [KpsplitError(f"cannot write {path}: {why}")]
+        return [KpsplitError(f"cannot write {path}: {type(error).__name__}")]
     return []
 
 
