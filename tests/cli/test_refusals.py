@@ -315,7 +315,7 @@ def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("KPSPLIT_BOOTSTRAP_SERVER", raising=False)
     monkeypatch.setattr(Admin, "__init__", begun)
-    monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", begun)
+    monkeypatch.setattr("kpsplit.admin_cli.commands.cluster.start_detached", begun)
     monkeypatch.setattr("kpsplit.devcluster.cluster.DevCluster.__init__", begun)
 
 

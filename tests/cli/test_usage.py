@@ -386,7 +386,7 @@ def test_a_time_limit_before_the_verb_counts_for_the_start_of_a_cluster_too(
         limits.append(timeout)
         return RunningCluster("x:1", ProcessIdentity(1, "now"), (), None)
 
-    monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", start)
+    monkeypatch.setattr("kpsplit.admin_cli.commands.cluster.start_detached", start)
     monkeypatch.setattr("kpsplit.devcluster.process.KafkaRuntime.find", lambda **_: None)
     assert invoke(*line.split(), "--data", str(tmp_path)).exit_code == 0
     assert limits == [seconds]

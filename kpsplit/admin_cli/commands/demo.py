@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kpsplit.demo.scenario import Options
     from kpsplit.demo.setup import Connections
 
-# What the demo does is imported when it runs: `kpsplit --help` must not wait for client libraries.
+# What the demo does is imported when it runs: its help must not wait for it.
 
 DEFAULT_HTML = "kpsplit-demo.html"
 DEFAULT_EXPRESSION = r"^(\S+)"

@@ -6,8 +6,12 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import PRINTABLE, yes_option
+from kpsplit.admin_cli.render.plan import show_checks
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.control.doctor import diagnose
+from kpsplit.control.plans import Check
 from kpsplit.errors import CheckFailedError, UsageError, many
+from kpsplit.producer.compiled import in_use
 
 
 @click.command("doctor", cls=VerbCommand)
@@ -26,11 +30,6 @@ def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     Exits with 3 if a check fails. --forget removes from kpsplit's own topics a record that no kpsplit client
     has written, or whose producer has stopped for good.
     """
-    from kpsplit.admin_cli.render.plan import show_checks
-    from kpsplit.control.doctor import diagnose
-    from kpsplit.control.plans import Check
-    from kpsplit.producer.compiled import in_use
-
     if names:
         _forget(call, names, yes)
         return

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, TOPIC, yes_option
 from kpsplit.admin_cli.render.text import one_line, place_json
+from kpsplit.control.seeking import Forgettable
 from kpsplit.errors import after_a_change, many
-
-if TYPE_CHECKING:
-    from kpsplit.control.seeking import Forgettable
 
 
 @click.command("forget", cls=VerbCommand)

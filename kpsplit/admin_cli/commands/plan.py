@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,12 +18,13 @@ from kpsplit.admin_cli.options import (
     require_spark,
     spark_size_options,
 )
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.plan import show_plan
+from kpsplit.control.planning import segment_to_split
+from kpsplit.control.plans import Stretch
 from kpsplit.files import check_writable, write_whole
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import KeyRange, Sizing
 from kpsplit.splitter.lineage import PhysicalPartition
-
-if TYPE_CHECKING:
-    from kpsplit.splitter.key_range import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
 
@@ -82,10 +82,6 @@ def command(
     Boundaries follow the keys of the newest records, or with --engine spark of all records since a time.
     Changes nothing. Exits with 3 if a check fails, with 1 if a right is missing, with 5 on a conflict.
     """
-    from kpsplit.admin_cli.render.plan import show_plan
-    from kpsplit.control.planning import segment_to_split
-    from kpsplit.control.plans import Stretch
-
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("pass either --ranges N or --merge")
     if engine == SPARK and (merge or even):
@@ -125,7 +121,6 @@ def _sized_by_spark(
     session: tuple[int | None, str, str | None],
 ) -> Sizing:
     """Return boundaries by all records of an open range. ``session``: cores, memory, master of Spark."""
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.spark_jobs.plan import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, SINCE, TOPIC_OR_PARTITION, require_spark, spark_size_options
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.text import safe
 from kpsplit.errors import (
     CheckFailedError,
     DeadlineExceededError,
@@ -20,8 +23,6 @@ from kpsplit.errors import (
 from kpsplit.files import check_new_folder, check_writable, write_whole
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kpsplit.spark_jobs import Verdict
 
 
@@ -100,7 +101,6 @@ def command(
         check_writable(html, "choose another --html")
     from pyspark.sql import SparkSession
 
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
@@ -167,7 +167,6 @@ def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[K
 
 
 def _show(verdict: Verdict, console: Console) -> None:
-    from kpsplit.admin_cli.render.text import safe
     from kpsplit.spark_jobs.verification.findings import summary_lines
 
     for line in summary_lines(verdict):
