@@ -134,7 +134,7 @@ def test_secrets_that_only_the_demo_reads_are_masked_in_what_it_prints(
     def failing(*_: object) -> NoReturn:
         raise KpsplitError("the library says hunter2 \x1band-more")
 
-    monkeypatch.setattr("kpsplit.demo.setup.run_demo", failing)
+    monkeypatch.setattr("kpsplit.admin_cli.commands.demo.run_demo", failing)
     page = str(tmp_path / "page.html")
     code = run(cli, ["demo", "-b", "x:1", "--html", page, *(a.format(file) for a in settings)])
     assert (code, capsys.readouterr().out) == (EXIT_CHECK, f"FAIL reason=the library says {MASK}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -21,9 +20,7 @@ from kpsplit.errors import (
     NotJudgedError,
 )
 from kpsplit.files import check_new_folder, check_writable, write_whole
-
-if TYPE_CHECKING:
-    from kpsplit.spark_jobs import Verdict
+from kpsplit.spark_jobs.verification.findings import Verdict, result_line, summary_lines
 
 
 @contextmanager
@@ -154,8 +151,6 @@ def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[K
 
     Raises CheckFailedError: there are findings; KpsplitError: something could not be written, or judged.
     """
-    from kpsplit.spark_jobs.verification.findings import result_line
-
     if unwritten and not verdict.defects:
         raise unwritten[0]
     for error in unwritten:
@@ -167,7 +162,5 @@ def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[K
 
 
 def _show(verdict: Verdict, console: Console) -> None:
-    from kpsplit.spark_jobs.verification.findings import summary_lines
-
     for line in summary_lines(verdict):
         console.print(safe(line), soft_wrap=True)
