@@ -8,10 +8,9 @@ from __future__ import annotations
 import base64
 import unicodedata
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
