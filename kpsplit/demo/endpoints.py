@@ -196,7 +196,6 @@ class Endpoint(Generic[N]):
         self.news = news
         self.suspended = False
         self.killed = False
-        self.begun = False
         self._kind = kind
         self._stderr = b""
         self._process = subprocess.Popen(
@@ -221,7 +220,6 @@ class Endpoint(Generic[N]):
         return self._process.poll() is None
 
     def begin(self) -> None:
-        self.begun = True
         self._write(self.orders.encode())
 
     def tell(self, command: str) -> None:

@@ -212,10 +212,6 @@ class Samples:
     def reach(self, places: Iterable[PhysicalPartition], at: float) -> bool:
         return all(place in self._times and self._times[place][-1] >= at for place in places)
 
-    def end(self, place: PhysicalPartition) -> int:
-        """Return the latest end, 0 for a partition that was never seen."""
-        return self._ends[place][-1] if place in self._ends else 0
-
     def grown(self, place: PhysicalPartition, since: float) -> int:
         times = self._times.get(place)
         if not times:

@@ -15,7 +15,7 @@ import click
 from kpsplit.admin_cli.call import print_json
 from kpsplit.admin_cli.options import CONNECTION_OPTIONS, JSON, OUTPUT_OPTION, Given, given_in
 from kpsplit.admin_cli.settings import properties_of, redactor_for
-from kpsplit.demo.display import Display, open_display
+from kpsplit.demo.display import Display
 from kpsplit.demo.page import page, write_summary
 from kpsplit.demo.records import Line, read_lines
 from kpsplit.demo.result import DemoResult, failed_line, last_line, result_json
@@ -205,7 +205,8 @@ def _run(
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
     try:
-        with open_display() as display, open_connections(cluster, roles, display) as connections:
+        display = Display(sys.stderr)
+        with open_connections(cluster, roles, display) as connections:
             result = run_demo(connections, options, lines, display)
         _show(result, options.html, as_json)
     except UsageError:
