@@ -105,11 +105,10 @@ class News(Protocol):
 
 
 class WriterStage(StrEnum):
-    """What a writer is doing. STOPPING: it is about to stop itself; DRAINING: it waits for reports."""
+    """What a writer is doing. DRAINING: it waits for reports."""
 
     STARTING = "starting"
     WRITING = "writing"
-    STOPPING = "stopping"
     DRAINING = "draining"
     DONE = "done"
 

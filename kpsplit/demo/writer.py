@@ -163,7 +163,7 @@ class WriterLoop:
 
     def _suspend(self) -> None:
         """Stop the whole process with records given to the client and not sent."""
-        report(self._writer.news(WriterStage.STOPPING))
+        report(self._writer.news(WriterStage.WRITING))
         self._send(BURST)
         os.kill(os.getpid(), signal.SIGSTOP)
 
