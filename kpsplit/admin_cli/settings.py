@@ -147,7 +147,7 @@ def reach(connection: Connection, seconds: float, where: Where = lambda _: "") -
             return
 
 
-def refused_setting(text: str, where: Where = lambda _: "") -> ConfigurationError:
+def refused_setting(text: str, where: Where) -> ConfigurationError:
     """Return the error for a setting that the client library refused; ``where`` says in which line it is."""
     unknown = _UNKNOWN.search(text)
     if unknown:

@@ -247,7 +247,7 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def ticks(high: float, most: int = 8) -> list[float]:
+def ticks(high: float, most: int) -> list[float]:
     """Return round numbers from 0 to beyond ``high``, at most so many steps."""
     if high <= 0:
         return [0.0, 1.0]

@@ -51,7 +51,7 @@ def stderr() -> QuietConsole:
     return QuietConsole(sys.stderr)
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str]) -> Table:
     """Return a table in the style of all tables: no lines, and numbers are never broken."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for column in columns:
@@ -62,8 +62,8 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def indented(what: RenderableType, by: int = 2) -> Padding:
-    return Padding(what, (0, 0, 0, by), expand=False)
+def indented(what: RenderableType) -> Padding:
+    return Padding(what, (0, 0, 0, 2), expand=False)
 
 
 _UNLIMITED = 10_000
@@ -86,7 +86,7 @@ class FittingTable:
         self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = plain_table(*self._heads, *self._named, right=tuple(self._right))
+        table = plain_table(*self._heads, *self._named, right=self._right)
         for row in self._rows:
             table.add_row(*row)
         if Measurement.get(console, options.update_width(_UNLIMITED), table).maximum <= options.max_width:

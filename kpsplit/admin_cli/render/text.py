@@ -86,7 +86,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
 
 
-def bar(share: float, width: int = 20) -> str:
+def bar(share: float, width: int) -> str:
     """Return a bar of at most ``width`` characters for a share."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
