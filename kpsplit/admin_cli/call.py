@@ -57,12 +57,16 @@ class Call:
         click.echo(text, err=True)
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask, unless ``yes`` answers; then ``begin``. Raises Declined, or UsageError without a terminal."""
+        """Ask, unless ``yes`` answers; then ``begin``. Raises as ``ask``."""
+        self.ask(question, yes)
+        self.begin()
+
+    def ask(self, question: str, yes: bool) -> None:
+        """Ask, unless ``yes`` answers. Raises Declined, or UsageError without a terminal."""
         if not yes and not can_ask():
             raise UsageError("this needs confirmation, and there is no terminal to ask on", hint="pass --yes")
         if not yes and not click.confirm(question, default=False, err=True):
             raise Declined
-        self.begin()
 
     def begin(self) -> None:
         """Note that what follows changes something: an error or Ctrl-C may come after a change."""

@@ -849,6 +849,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_unenrolment.py",
     ),
     (
+        "say after Ctrl-C at the second question that something may have been changed",
+        "admin_cli.commands.unenroll",
+        'call.ask(f"Merge',
+        'call.confirm(f"Merge',
+        "unit/test_cli_unenrol.py",
+    ),
+    (
         "merge for a return that something else forbids",
         "admin_cli.commands.unenroll",
         "    if not obstacles or any(check.name not in (MERGED, GROUPS) for check in obstacles):\n",

@@ -66,7 +66,7 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
         parents = _to_merge(operations, topic, obstacles)
         if parents and not merge and not yes:
             names = ", ".join(map(str, parents))
-            call.confirm(f"Merge {names} and retire the sub-topics first?", yes=False)
+            call.ask(f"Merge {names} and retire the sub-topics first?", yes=False)
             merge = True
         call.confirm(f"Lead {topic} back to plain clients?", yes)
         merged: list[PhysicalPartition] = []
