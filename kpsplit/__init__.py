@@ -132,7 +132,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_OTHERS = {
     "kpsplit.producer.client": ("Producer", "SerializingProducer"),
     "kpsplit.producer.state": ("LayoutStats", "PartitionStats"),
     "kpsplit.consumer.client": ("Consumer", "DeserializingConsumer"),
@@ -143,49 +143,17 @@ _HOMES = {
     "kpsplit.consumer.run.workers": ("WorkerDiedError",),
     "kpsplit.consumer.state.store": ("StateStore",),
     "kpsplit.consumer.state.slot_state": (
-        "SlotView",
-        "Work",
-        "Serde",
-        "BYTES",
-        "TEXT",
-        "JSON",
-        "UNSIGNED",
-        "SlotGoneError",
+        *("SlotView", "Work", "Serde", "BYTES", "TEXT", "JSON", "UNSIGNED", "SlotGoneError"),
     ),
     "kpsplit.consumer.state.slots": ("SlotId",),
-    "kpsplit.admin": (
-        "Admin",
-        "PhysicalPartition",
-        "Lineage",
-        "Segment",
-        "KeyRange",
-        "Partitioner",
-        "Enrolment",
-        "Outcome",
-        "Observer",
-        "StepDone",
-        "ignore_steps",
-        "Plan",
-        "Check",
-        "HotKey",
-        "Report",
-        "PartitionStatus",
-        "PartitionProgress",
-        "GroupDrain",
-        "Retirable",
-        "Seek",
-        "SeekTarget",
-        "Whence",
-        "Forgettable",
-        "Findings",
-        "SetAside",
-        "Connection",
-        "read_properties",
-    ),
 }
+_HOMES = {name: "kpsplit.admin" for name in __all__ if name not in globals()} | {
+    name: module for module, names in _OTHERS.items() for name in names
+}
+"""Where each name is; ``kpsplit.admin`` has those of programs that operate."""
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-    __getattr__ = lazy_names(__name__, {name: module for module, names in _HOMES.items() for name in names})
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

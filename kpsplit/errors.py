@@ -137,9 +137,9 @@ class AuthorizationError(KpsplitError):
     """A right is missing; the message names it."""
 
 
-def many(number: int, noun: str, plural: str | None = None) -> str:
+def many(number: int, noun: str) -> str:
     """Return ``1 record``, ``2,000 records``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))

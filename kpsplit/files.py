@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from kpsplit.errors import UsageError
+from kpsplit.errors import KpsplitError, UsageError
 
 _READABLE_BY_ALL = 0o666
 
@@ -52,12 +52,18 @@ def write_whole(path: Path, data: bytes) -> None:
     A link stays one, to the new content. What is no file, a device or a pipe, is simply written to.
 
     Raises:
-        OSError: it cannot be written.
+        KpsplitError: it cannot be written.
     """
-    if _is_special(path):  # by its own name: what /dev/stdout leads to need not have one
-        path.write_bytes(data)
-        return
-    target = path.resolve()
+    try:
+        if _is_special(path):  # by its own name: what /dev/stdout leads to need not have one
+            path.write_bytes(data)
+        else:
+            _replace(path.resolve(), data)
+    except OSError as error:
+        raise KpsplitError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _replace(target: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:

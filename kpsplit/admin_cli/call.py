@@ -7,27 +7,26 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.failures import Declined
 from kpsplit.admin_cli.options import GLOBAL_OPTIONS, JSON, Given, GlobalOption, given_in
+from kpsplit.admin_cli.render.console import stdout
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.admin_cli.settings import connect, redactor_for, show_logs
+from kpsplit.control.plans import under_way
 from kpsplit.errors import UsageError
+from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, PartitionState, Phase, Result
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kpsplit.admin import Admin
-    from kpsplit.kafka.connection import Connection
-
 
 class Call:
-    """What every verb gets. Modules are imported and clients opened when they are needed, not before."""
+    """What every verb gets. Clients are opened when they are needed, not before."""
 
     def __init__(self, given: Given) -> None:
         self.given = given
@@ -43,7 +42,6 @@ class Call:
 
     @contextmanager
     def operations(self) -> Iterator[Admin]:
-        from kpsplit.admin import Admin
 
         with Admin(self.connection, self.given.timeout) as operations:
             yield operations
@@ -53,20 +51,22 @@ class Call:
         if self.as_json:
             print_json(data)
         else:
-            from kpsplit.admin_cli.render.console import stdout
-
             render(stdout())
 
     def say(self, text: str) -> None:
         click.echo(text, err=True)
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask, unless ``yes`` answers; then ``begin``. Raises Declined, or UsageError without a terminal."""
+        """Ask, unless ``yes`` answers; then ``begin``. Raises as ``ask``."""
+        self.ask(question, yes)
+        self.begin()
+
+    def ask(self, question: str, yes: bool) -> None:
+        """Ask, unless ``yes`` answers. Raises Declined, or UsageError without a terminal."""
         if not yes and not can_ask():
             raise UsageError("this needs confirmation, and there is no terminal to ask on", hint="pass --yes")
         if not yes and not click.confirm(question, default=False, err=True):
             raise Declined
-        self.begin()
 
     def begin(self) -> None:
         """Note that what follows changes something: an error or Ctrl-C may come after a change."""
@@ -117,20 +117,11 @@ def with_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
-    """Raise unless the partition exists. Raises UsageError: there is no such topic or partition."""
-    from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-
-    count = ClusterAdmin(connection).partition_count(parent.topic)
-    if parent.partition >= count:
-        raise no_partition(parent, count)
-
-
-def find_state(operations: Admin, connection: Connection, parent: PhysicalPartition) -> PartitionState:
+def find_state(operations: Admin, parent: PhysicalPartition) -> PartitionState:
     """Raises UsageError: unknown topic, partition out of range, or not enrolled."""
     view = operations.view()
     if parent not in view.states:
-        check_partition(connection, parent)
+        operations.lineage(parent)  # refuses what does not exist
     return view.enrolled_state(parent)
 
 
@@ -181,7 +172,6 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
 
 
 def _in_words(state: PartitionState) -> str:
-    from kpsplit.control.plans import under_way
 
     if state.last is not None and can_be_begun_anew(state):
         attempt = state.last.attempt

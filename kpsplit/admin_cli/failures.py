@@ -20,7 +20,6 @@ import click
 from kpsplit.admin_cli.render.text import one_line, shorten
 from kpsplit.errors import (
     EXIT_FAILED,
-    EXIT_USAGE,
     DeadlineExceededError,
     FencedError,
     KpsplitError,
@@ -63,14 +62,7 @@ def line_of(error: BaseException, verb: str | None, *, changes: bool = False) ->
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code for an error."""
-    match error:
-        case KpsplitError():
-            return error.exit_code
-        case click.UsageError():
-            return EXIT_USAGE
-        case _:
-            return EXIT_FAILED
+    return getattr(error, "exit_code", EXIT_FAILED)  # as kpsplit's own errors, click's have one
 
 
 def _parts(error: BaseException, verb: str | None, changes: bool) -> list[str]:
@@ -130,7 +122,6 @@ class Interrupts:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        """Take the signals."""
         _entered.append(self)
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_IGN:

@@ -115,13 +115,8 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command of the first argument; suggest a verb for a misspelt one.
 
-        ``help VERB`` and ``version`` are taken for the options that they stand for.
+        ``help VERB`` is taken for the option that it stands for.
         """
-        if args[0] == "version":
-            if args[1:]:
-                raise click.UsageError("version takes no argument", ctx)
-            click.echo(f"{ctx.info_name} {__version__}")
-            ctx.exit()
         if args == ["help"]:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -218,7 +213,7 @@ def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
 
 def _changes(given: Given) -> bool:
     verb = BY_NAME.get(given.verb or "")
-    return verb is not None and verb.changes
+    return given.changing or (verb is not None and verb.changes)
 
 
 def _translated(error: Exception, given: Given) -> Exception:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.failures import UNCHANGED, Interrupted, is_interrupt
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
+from kpsplit.control.planning import refuse_moved_on
+from kpsplit.control.plans import Plan
+from kpsplit.control.preconditions import refusal
+from kpsplit.control.session import operator_name
+from kpsplit.control.status import Report
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
-
-if TYPE_CHECKING:
-    from kpsplit.admin import Admin
-    from kpsplit.control.plans import Plan
-    from kpsplit.control.status import Report
 
 LARGEST_PLAN_FILE = 1 << 20
 _SAVE = "save one with: kpsplit plan TOPIC/P --save FILE"
@@ -24,15 +28,11 @@ _SAVE = "save one with: kpsplit plan TOPIC/P --save FILE"
 
 def plan_json(plan: Plan) -> Any:
     """Return a plan as JSON data: the content of a plan file."""
-    import json
-
     return json.loads(plan.encode())
 
 
 def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Plan:
     """Read a saved plan. Raises UsageError: it cannot be read, or is one for something else."""
-    from kpsplit.control.plans import Plan
-
     try:
         with path.open("rb") as file:
             plan = Plan.decode(file.read(LARGEST_PLAN_FILE))
@@ -49,9 +49,6 @@ def carry_out(
     call: Call, operations: Admin, plan: Plan, *, max_pause: float, force: bool, dry_run: bool, yes: bool
 ) -> None:
     """Show a plan; unless it is a dry run, ask, run it and report. Raises Declined, or as check_runnable."""
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-    from kpsplit.admin_cli.render.plan import show_plan
-
     if dry_run:
         call.show(plan_json(plan), lambda console: show_plan(plan, console))
         check_runnable(plan, force)
@@ -69,8 +66,6 @@ def carry_out(
 
 def check_runnable(plan: Plan, force: bool) -> None:
     """Raise the error of the first failed check, with its exit code, if a plan may not be run."""
-    from kpsplit.control.preconditions import refusal
-
     problems = plan.problems(force)
     if not problems:
         return
@@ -84,14 +79,11 @@ def check_runnable(plan: Plan, force: bool) -> None:
 
 def check_current(operations: Admin, plan: Plan) -> Plan:
     """Raises ConflictError: the partition is no longer as it was when the plan was made."""
-    from kpsplit.control.planning import refuse_moved_on
-
     refuse_moved_on(plan, operations.view().enrolled_state(plan.parent))
     return plan
 
 
 def report_on(call: Call, report: Report) -> None:
-    from kpsplit.admin_cli.render.plan import report_json, show_report
 
     call.show(report_json(report), lambda console: show_report(report, console))
 
@@ -127,8 +119,6 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
 
 def _is_ours(state: PartitionState) -> bool:
     """Return whether an attempt of this very process is under way and can still be rolled back."""
-    from kpsplit.control.session import operator_name
-
     attempt = state.attempt
     return attempt is not None and attempt.operator == operator_name() and state.phase is not Phase.COMMITTED
 

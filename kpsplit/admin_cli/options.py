@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from kpsplit.clock import wall_ms
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.connection import LINE_END
 from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES, KeyRange
@@ -28,9 +28,6 @@ from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_pa
 from kpsplit.splitter.records.strict_json import is_unicode
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
-_SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
-"""A range as output has it; it is accepted as well."""
-
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 24 * 3600.0
 
@@ -77,7 +74,7 @@ def _topic_or_partition(text: str) -> tuple[str, int | None]:
 
 
 def _ranges(text: str) -> tuple[KeyRange, ...]:
-    return tuple(KeyRange.parse(part) for part in _SHOWN_RANGE.sub(r"\1:\2", text).split(","))
+    return tuple(KeyRange.parse(part) for part in text.split(","))
 
 
 def _duration(text: str) -> float:
@@ -106,7 +103,7 @@ def _since(text: str) -> int:
     if at is not None:
         return max(0, at)
     try:
-        return time.time_ns() // 1_000_000 - round(_duration(text) * 1000)
+        return wall_ms() - round(_duration(text) * 1000)
     except UsageError:
         raise UsageError(f"{text[:60]!r} is not a time", hint="write 2026-03-01T12:00:00Z, or 6h") from None
 
@@ -149,7 +146,7 @@ def _hex(text: str) -> bytes:
 PARTITION = Reads("topic/p", parse_partition)
 TOPIC = Reads("topic", _topic)
 TOPIC_OR_PARTITION = Reads("topic[/p]", _topic_or_partition)
-KEY_RANGE = Reads("lo:hi", lambda text: KeyRange.parse(_SHOWN_RANGE.sub(r"\1:\2", text)))
+KEY_RANGE = Reads("lo:hi", KeyRange.parse)
 KEY_RANGES = Reads("lo:hi[,lo:hi…]", _ranges)
 BASE64 = Reads("base64", _base64)
 HEX = Reads("hex", _hex)
@@ -281,7 +278,6 @@ max_pause_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Ignore failed checks that allow it.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
-group_option = click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
 plan_option = click.option(
     "--plan",
     "plan_file",

@@ -43,7 +43,7 @@ def properties_of(given: Given) -> dict[str, str]:
     return properties
 
 
-def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
+def redactor_for(given: Given, args: Sequence[str] = ()) -> Redact:
     """Return the redactor for everything secret that was given, also where parsing the arguments failed."""
     properties: dict[str, str] = {}
     for text in args:
@@ -53,7 +53,7 @@ def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
     with contextlib.suppress(KpsplitError):
         properties.update(properties_of(given))
     given_too = (properties, given.properties, *given.others)
-    return Redactor(secret for found in given_too for secret in Redactor.secrets(found))
+    return redactor(str(value) for found in given_too for name, value in found.items() if is_secret(name))
 
 
 def connect(given: Given) -> Connection:
@@ -147,7 +147,7 @@ def reach(connection: Connection, seconds: float, where: Where = lambda _: "") -
             return
 
 
-def refused_setting(text: str, where: Where = lambda _: "") -> ConfigurationError:
+def refused_setting(text: str, where: Where) -> ConfigurationError:
     """Return the error for a setting that the client library refused; ``where`` says in which line it is."""
     unknown = _UNKNOWN.search(text)
     if unknown:
@@ -193,21 +193,19 @@ SHORTEST = 3
 """Shorter values are left alone: replacing every ``a`` would hide the message and protect nothing."""
 
 
-class Redactor:
-    """Replaces the values of secret properties in any text."""
+Redact = Callable[[str], str]
+"""Masks secrets in a text."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for secret in secrets for form in _forms(secret) if len(form) >= SHORTEST}
-        # A secret may contain another one; replacing the shorter first would leave the rest of it.
-        longest_first = sorted(forms, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
 
-    @staticmethod
-    def secrets(properties: Mapping[str, str]) -> list[str]:
-        return [str(value) for name, value in properties.items() if is_secret(name)]
-
-    def __call__(self, text: str) -> str:
-        return text if self._pattern is None else self._pattern.sub(MASK, text)
+def redactor(secrets: Iterable[str]) -> Redact:
+    """Return what masks some secrets, in each form that they may have in a message."""
+    forms = {form for secret in secrets for form in _forms(secret) if len(form) >= SHORTEST}
+    # A secret may contain another one; replacing the shorter first would leave the rest of it.
+    longest_first = sorted(forms, key=len, reverse=True)
+    if not forms:
+        return lambda text: text
+    pattern = re.compile("|".join(map(re.escape, longest_first)))
+    return lambda text: pattern.sub(MASK, text)
 
 
 def _forms(secret: str) -> Iterable[str]:
@@ -221,7 +219,7 @@ _CLIENT_LOG = 2
 
 
 class _RedactingFormatter(logging.Formatter):
-    def __init__(self, redact: Redactor) -> None:
+    def __init__(self, redact: Redact) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._redact = redact
 
@@ -229,7 +227,7 @@ class _RedactingFormatter(logging.Formatter):
         return one_line(self._redact(super().format(record)))
 
 
-def show_logs(verbose: int, redact: Redactor) -> None:
+def show_logs(verbose: int, redact: Redact) -> None:
     """Send kpsplit's log to stderr, and with -vv the client library's as well."""
     if not verbose:
         return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from math import ceil
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel
@@ -43,6 +44,27 @@ class Report:
     state: PartitionState
     pauses: dict[str, PauseReport]
     seconds: float
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the nearest-rank percentile of values in rising order, 0 if there are none."""
+    return values[max(0, ceil(share * len(values)) - 1)] if values else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How some durations are spread, in milliseconds."""
+
+    count: int
+    p50: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, milliseconds: Iterable[float]) -> Spread:
+        values = sorted(milliseconds)
+        most = values[-1] if values else 0.0
+        return cls(len(values), percentile(values, 0.5), percentile(values, 0.99), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +177,13 @@ class SegmentLeft:
     def draining(self) -> bool:
         """Return whether the segment is closed: a later one waits for it."""
         return not self.segment.is_open
+
+    @property
+    def stage(self) -> str:
+        """Return ``waits``, ``drains``, or nothing for an open segment that is read."""
+        if not self.ready:
+            return "waits"
+        return "drains" if self.draining else ""
 
 
 @dataclass(frozen=True, slots=True)

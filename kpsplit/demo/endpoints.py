@@ -105,11 +105,10 @@ class News(Protocol):
 
 
 class WriterStage(StrEnum):
-    """What a writer is doing. STOPPING: it is about to stop itself; DRAINING: it waits for reports."""
+    """What a writer is doing. DRAINING: it waits for reports."""
 
     STARTING = "starting"
     WRITING = "writing"
-    STOPPING = "stopping"
     DRAINING = "draining"
     DONE = "done"
 
@@ -196,7 +195,6 @@ class Endpoint(Generic[N]):
         self.news = news
         self.suspended = False
         self.killed = False
-        self.begun = False
         self._kind = kind
         self._stderr = b""
         self._process = subprocess.Popen(
@@ -221,7 +219,6 @@ class Endpoint(Generic[N]):
         return self._process.poll() is None
 
     def begin(self) -> None:
-        self.begun = True
         self._write(self.orders.encode())
 
     def tell(self, command: str) -> None:
@@ -244,7 +241,6 @@ class Endpoint(Generic[N]):
             raise ChildDiedError(f"{self._kind} {self.name} {self._how_it_ended(code)}")
 
     def kill(self) -> None:
-        """End the process by SIGKILL."""
         self.killed = True
         self._process.kill()
         self._process.wait()
@@ -254,7 +250,6 @@ class Endpoint(Generic[N]):
         self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """Stop the process by SIGSTOP."""
         self.send_signal(signal.SIGSTOP)
         self.suspended = True
 

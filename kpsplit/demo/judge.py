@@ -300,25 +300,22 @@ Excuse = Callable[[Turn, Turn], str | None]
 """What explains that a record that was worked on is worked on again; None if nothing does."""
 
 
-class Excuses:
-    """Explains why a record is worked on again. Once it is committed, only one thing does.
+def excuses(victims: Mapping[str, Victim], committed: CommitHistory) -> Excuse:
+    """Return what explains why a record is worked on again. Once it is committed, only one thing does.
 
     A member that the coordinator took for dead works on what it had in hand when it comes back.
     """
 
-    def __init__(self, victims: Mapping[str, Victim], committed: CommitHistory) -> None:
-        self._victims = victims
-        self._committed = committed
-
-    def excuse(self, first: Turn, again: Turn) -> str | None:
-        """Return what explains it; None if nothing does."""
-        back = self._victims.get(again.member)
+    def excuse(first: Turn, again: Turn) -> str | None:
+        back = victims.get(again.member)
         if back is not None and again.entry.at <= back.until:
             return back.what
-        victim = self._victims.get(first.member)
-        if victim is None or self._committed.before(again.entry, again.entry.at):
+        victim = victims.get(first.member)
+        if victim is None or committed.before(again.entry, again.entry.at):
             return None
         return victim.what
+
+    return excuse
 
 
 @dataclass(slots=True)
@@ -347,7 +344,6 @@ class GroupVerdict:
             self.examples.append(example)
 
     def __str__(self) -> str:
-        """Return it in one line."""
         twice = ", ".join(f"{n:,} again after {why}" for why, n in sorted(self.redelivered.items()))
         line = (
             f"{self.records - self.missing:,} of {self.records:,} records worked on, "

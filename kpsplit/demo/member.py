@@ -42,7 +42,6 @@ class MemberLoop:
         self._ended.set()
 
     def run(self) -> MemberNews:
-        """Work; return the last news."""
         consumer: Any = Consumer(_config(self._orders))
         try:
             consumer.subscribe([self._orders.topic], on_lost=self._lost)
@@ -88,7 +87,6 @@ def _config(orders: MemberOrders) -> dict[str, Any]:
 
 
 def run_member(make: Callable[[MemberOrders, BinaryIO], MemberLoop] = MemberLoop) -> int:
-    """Work as a member; return the exit code."""
     orders = MemberOrders.decode(first_line())
     with Path(orders.journal).open("ab", buffering=0) as journal:
         member = make(orders, journal)

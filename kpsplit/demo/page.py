@@ -10,8 +10,9 @@ from typing import TextIO
 
 from kpsplit import __version__
 from kpsplit import pages as html
+from kpsplit.control.status import Spread, percentile
 from kpsplit.demo.result import DemoResult, GroupOutcome, last_line
-from kpsplit.demo.timeline import Series, Spread, TimeSpan, percentile
+from kpsplit.demo.timeline import Series, TimeSpan
 from kpsplit.pages import PARENT_COLOUR, Html, element, legend, line, lineage_picture, svg, text, tip
 
 
@@ -174,7 +175,7 @@ def _commits(group: GroupOutcome) -> Rows:
             left.next,
             left.logical,
             left.lag,
-            "waits" if not left.ready else "drains" if left.draining else "",
+            left.stage,
         )
         for range_ in ranges
         for left in range_.left
@@ -246,7 +247,7 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def ticks(high: float, most: int = 8) -> list[float]:
+def ticks(high: float, most: int) -> list[float]:
     """Return round numbers from 0 to beyond ``high``, at most so many steps."""
     if high <= 0:
         return [0.0, 1.0]

@@ -64,13 +64,13 @@ class Keys:
     weights: tuple[float, ...]
 
     @classmethod
-    def skewed(cls, seed: int, partitions: int, number: int = KEYS) -> Keys:
+    def skewed(cls, seed: int, partitions: int) -> Keys:
         """Return keys by a law like Zipf's, of which one partition gets far more than its share."""
         hot = random.Random(seed).randrange(partitions)
         ordinary = (b"customer-%05d" % i for i in count(1))
-        names = [next(_where(ordinary, hot, partitions, rank)) for rank in range(min(POPULAR, number))]
-        names += [next(ordinary) for _ in range(number - len(names))]
-        weights = accumulate(1 / (rank + FLATTENING) for rank in range(number))
+        names = [next(_where(ordinary, hot, partitions, rank)) for rank in range(POPULAR)]
+        names += [next(ordinary) for _ in range(KEYS - POPULAR)]
+        weights = accumulate(1 / (rank + FLATTENING) for rank in range(KEYS))
         return cls(tuple(names), tuple(weights))
 
 
@@ -102,12 +102,10 @@ def value_of(writer: str, sequence: int) -> bytes:
 
 
 def sequence_in(value: bytes) -> int:
-    """Return the sequence number in a value of ``value_of``."""
     return int(value[value.index(b":") + 1 :][:10])
 
 
 def writer_in(value: bytes) -> str:
-    """Return the writer in a value of ``value_of``."""
     return value[: value.index(b":")].decode()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kpsplit.control.status import PartitionProgress
+from kpsplit.control.status import PartitionProgress, Spread
 from kpsplit.demo.endpoints import WriterNews
 from kpsplit.demo.judge import GroupVerdict, ReadBack
 from kpsplit.demo.records import JournalEntry
@@ -16,7 +16,6 @@ from kpsplit.demo.timeline import (
     Latencies,
     SegmentDrain,
     Series,
-    Spread,
     Timeline,
     by_time,
     latencies,

@@ -17,15 +17,14 @@ from pathlib import Path
 from kpsplit.admin import Admin, PartitionProgress, PhysicalPartition, Plan, StepDone
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.status import RangeProgress
-from kpsplit.demo.display import Board, Display, PlaceLine, show_step
+from kpsplit.demo.display import Display, show_step
 from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, WriterNews
 from kpsplit.demo.judge import Victim
 from kpsplit.demo.records import Worked
 from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
-from kpsplit.errors import CheckFailedError, DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.errors import CheckFailedError, DeadlineExceededError, UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import SegmentKind
-from kpsplit.splitter.partition_state import PartitionState
 
 PARTITIONS = 6
 SPLIT_INTO = 4
@@ -66,7 +65,7 @@ class Options:
 
 MAX_PAUSE_MS = 30_000
 RATE_SECONDS = 2.0
-"""Rates on the board are those of the latest seconds."""
+"""Rates that are shown are those of the latest seconds."""
 LOOK_SECONDS = 0.5
 """Between looks at the group's progress, each of which reads a log from its start."""
 _WAIT = 0.1
@@ -83,7 +82,7 @@ class Participants:
 
 
 class Scenario:
-    """The scenario itself. ``phase`` and ``state`` are read by the thread that draws the board."""
+    """The scenario itself. Its phase is shown by the thread that watches the partitions."""
 
     def __init__(
         self, options: Options, operations: Admin, parts: Participants, timeline: Timeline, display: Display
@@ -100,14 +99,13 @@ class Scenario:
         self._display = display
         self._say = display.say
         self._phase = "starting writers"
-        self._state: PartitionState | None = None
-        self._watch: Watch | None = None
         self._stretch_began = 0.0
         self._resumed_at = math.inf
 
     def run(self, connection: Connection) -> PhysicalPartition:
         """Run it; return the partition that was split."""
-        with Watch(connection, self.parents, self._show) as self._watch:
+        self._watch = Watch(connection, self.parents, self._show)
+        with self._watch:
             self._begin()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
@@ -261,15 +259,11 @@ class Scenario:
                 f"check {problems[0].name}: {problems[0].message}", hint=problems[0].remedy
             )
         log.report = self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=observe, force=True)
-        self._follow(log.report.state)
-        self._parts.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
+        state = log.report.state
+        self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
+        self._parts.drains.closed(state, log.fence.ended if log.fence else monotonic())
         pauses = sorted(p.pause_ms for p in log.report.pauses.values())
         self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
-
-    def _follow(self, state: PartitionState) -> None:
-        self._state = state
-        if self._watch is not None:
-            self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
 
     def _stretch(self, phase: str) -> None:
         """Let the writers write."""
@@ -288,8 +282,6 @@ class Scenario:
 
     def _hottest(self, places: Collection[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
-        if self._watch is None:
-            raise KpsplitError("nothing is watched")
         samples, since, until = self._watch.samples, self._stretch_began, monotonic()
         late = Deadline(PATIENCE_SECONDS)
         while not samples.reach(places, until):
@@ -303,44 +295,22 @@ class Scenario:
                   f"({grown[0] / total:.0%})")  # fmt: skip
         return found
 
-    # -- the board ---------------------------------------------------------------------------------
-
     def _show(self) -> None:
         watch = self._watch
-        if watch is None:
-            return
-        places = tuple(
-            PlaceLine(
-                short(place),
-                self._role(place),
-                watch.samples.end(place),
-                watch.samples.rate(place, RATE_SECONDS),
-                place == self._timeline.hot,
-            )
-            for place in watch.places
-        )
-        self._display.show(Board(self._phase, places, self._parts.writers.all, self._parts.members.all))
-
-    def _role(self, place: PhysicalPartition) -> str:
-        if self._state is None or place not in self._state.lineage.sources():
-            return "unsplit"
-        found = [s for s in self._state.lineage if s.is_open and s.source == place]
-        if not found:
-            return "sealed"
-        kind = found[0].kind
-        return kind.value if kind is SegmentKind.OVERFLOW else f"{kind} {found[0].range}"
+        rates = {short(place): watch.samples.rate(place, RATE_SECONDS) for place in watch.places}
+        sent = sum(writer.news.sent for writer in self._parts.writers.all)
+        self._display.show(self._phase, sent, rates)
 
 
 def short(place: PhysicalPartition) -> str:
-    """Return a name for the board: ``orders/3``, or ``split-3-1/0`` for a phantom."""
+    """Return a name that is shown: ``orders/3``, or ``split-3-1/0`` for a phantom."""
     return f"{place.topic.rpartition('.')[2]}/{place.partition}"
 
 
 def _progress_line(range_: RangeProgress) -> str:
     owner = "no owner" if range_.owner is None else range_.owner.client_id
     places = ", ".join(
-        f"segment {left.segment.id} at {left.next:,}{'' if left.ready else ' (waits)'}"
-        f"{' (drains)' if left.ready and left.draining else ''}"
+        f"segment {left.segment.id} at {left.next:,}{f' ({left.stage})' if left.stage else ''}"
         for left in range_.left
     )
     lag = "unknown" if range_.lag is None else f"{range_.lag:,}"

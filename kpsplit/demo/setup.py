@@ -23,7 +23,7 @@ from kpsplit.demo.endpoints import (
     WriterOrders,
     keep_folder,
 )
-from kpsplit.demo.judge import CommitHistory, Excuses, judge, read_back, read_commits
+from kpsplit.demo.judge import CommitHistory, excuses, judge, read_back, read_commits
 from kpsplit.demo.records import Line, owner_of, read_journal, read_worked
 from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, GroupOutcome, sum_up
 from kpsplit.demo.scenario import (
@@ -87,7 +87,6 @@ def make_topic(connection: Connection, topic: str) -> None:
 def orders_for(
     options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
 ) -> list[WriterOrders]:
-    """Return what each writer is to do."""
     stocks = stocks_of(lines)
     rates = rates_of(options, stocks)
     return [
@@ -239,8 +238,7 @@ def run_demo(
             display.say("reading everything back along the lineage, with a fresh client")
             back = read_back(connections.verifier, topic, states, journals, {PLAIN_WRITER}, lines)
             display.say(f"    {back.history.read:,} records in {monotonic() - began:.1f} s: {back.history}")
-            excuses = Excuses(scenario.victims(worked), commits)
-            verdict = judge(worked, back.offsets, lineages, excuses.excuse)
+            verdict = judge(worked, back.offsets, lineages, excuses(scenario.victims(worked), commits))
             outcome = GroupOutcome(verdict, tuple(drains.drains), scenario.progress)
             state = next(state for state in states if state.parent == hot)
             result = sum_up(timeline, scenario.news_before, scenario.news(), state, back, outcome, journals)

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Self
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Spread
 from kpsplit.demo.records import JournalEntry
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -81,30 +81,6 @@ class Timeline:
 
 
 # -- figures from journals -------------------------------------------------------------------------
-
-
-MEDIAN, TAIL = 0.5, 0.99
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile of values in rising order, 0 if there are none."""
-    return values[max(0, ceil(share * len(values)) - 1)] if values else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How some durations are spread, in milliseconds."""
-
-    count: int
-    p50: float
-    p99: float
-    most: float
-
-    @classmethod
-    def of(cls, milliseconds: Iterable[float]) -> Spread:
-        values = sorted(milliseconds)
-        most = values[-1] if values else 0.0
-        return cls(len(values), percentile(values, MEDIAN), percentile(values, TAIL), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +212,6 @@ class Samples:
     def reach(self, places: Iterable[PhysicalPartition], at: float) -> bool:
         return all(place in self._times and self._times[place][-1] >= at for place in places)
 
-    def end(self, place: PhysicalPartition) -> int:
-        """Return the latest end, 0 for a partition that was never seen."""
-        return self._ends[place][-1] if place in self._ends else 0
-
     def grown(self, place: PhysicalPartition, since: float) -> int:
         times = self._times.get(place)
         if not times:
@@ -248,7 +220,6 @@ class Samples:
         return self._ends[place][-1] - self._ends[place][first]
 
     def rate(self, place: PhysicalPartition, seconds: float) -> float:
-        """Return records per second during the latest seconds."""
         times = self._times.get(place, [])
         if len(times) < 2:
             return 0.0
@@ -298,7 +269,6 @@ class SegmentDrain:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, None while it is not done."""
         return None if self.drained_at is None else max(0.0, self.drained_at - self.closed_at)
 
 

@@ -27,10 +27,6 @@ from kpsplit.kafka.connection import Connection
 # -- the process: a line with a question on stdin, a line with the answer on stdout ----------------
 
 
-TIMES_SECONDS = 20.0
-"""Limit for reading the clock times of the report."""
-
-
 @dataclass(frozen=True, slots=True)
 class VerificationNews(JsonLine):
     """What came out. ``error``: why there is no verdict, None if there is one."""
@@ -54,16 +50,15 @@ def answered(question: Orders) -> VerificationNews:
         with running_session() as spark:
             connection = Connection(question.properties)
             found = verify(spark, question.topic, connection)
-        times = times_of(connection, found.snapshot, TIMES_SECONDS)
-        write_whole(Path(question.journal), report_page(found, times).encode())
-    except (KpsplitError, OSError) as error:
+        page = report_page(found, times_of(connection, found.snapshot))
+        write_whole(Path(question.journal), page.encode())
+    except KpsplitError as error:
         return VerificationNews(done=True, error=str(error))
     line = result_line(found).removeprefix(f"{question.topic}: ")
     return VerificationNews(True, found.clean, line, monotonic() - began)
 
 
 def main() -> None:
-    """Answer the question on stdin."""
     question = Orders.decode(first_line())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Spark's temporary files are removed at the exit
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:

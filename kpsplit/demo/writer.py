@@ -163,7 +163,7 @@ class WriterLoop:
 
     def _suspend(self) -> None:
         """Stop the whole process with records given to the client and not sent."""
-        report(self._writer.news(WriterStage.STOPPING))
+        report(self._writer.news(WriterStage.WRITING))
         self._send(BURST)
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -183,7 +183,6 @@ def _items(orders: WriterOrders) -> Iterator[Item]:
 
 
 def run_writer(make: Callable[[WriterOrders, JournalWriter], Writer] = Writer) -> int:
-    """Work as a writer; return the exit code."""
     orders = WriterOrders.decode(first_line())
     with JournalWriter(Path(orders.journal)) as journal:
         writer = make(orders, journal)

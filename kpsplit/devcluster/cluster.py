@@ -25,7 +25,7 @@ from kpsplit.clock import Deadline
 from kpsplit.devcluster import storage
 from kpsplit.devcluster.process import START_SECONDS, KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import HOST, ClusterIdentity, NodeAddress, PortReservation
-from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
+from kpsplit.errors import ConflictError, DeadlineExceededError, KpsplitError, UsageError
 
 _GRACE = 10.0  # seconds for a broker to stop by itself
 _TAIL = 25  # lines of a log that are shown in an error
@@ -290,7 +290,11 @@ class DevCluster:
         deadline = Deadline(timeout)
         folder = self._data_dir or self._temporary_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = self._resources.enter_context(storage.locked(folder))
+        taken = ConflictError(
+            f"an embedded cluster is running on {folder}",
+            hint="stop it (`kpsplit cluster down`) or choose another folder",
+        )
+        lock = self._resources.enter_context(storage.locked(folder / "cluster.lock", taken))
         supervisor = SupervisorClient(temporary=None if self._data_dir else folder, inherited=[lock])
         self._resources.callback(supervisor.close)
         self._supervisor = supervisor

@@ -7,21 +7,21 @@ with it, as they end with any process that uses `DevCluster`.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
+from kpsplit.devcluster.storage import locked
 from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
 from kpsplit.files import write_whole
 
@@ -131,9 +131,13 @@ def serve(
 ) -> None:
     """Run a cluster in this process until SIGTERM or SIGINT; it must be ready after ``timeout`` seconds."""
     folder = run_folder(data)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    starting = ConflictError(
+        "an embedded cluster is running or starting", hint="see `kpsplit cluster status`"
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = DevCluster(brokers, data)
-    with _only_one(folder), ExitStack() as stack:
+    with locked(folder / "running.lock", starting), ExitStack() as stack:
         cluster.start(timeout)
         stack.callback(cluster.stop)
         owner = ProcessIdentity.of(os.getpid())
@@ -154,19 +158,6 @@ def _wait(cluster: DevCluster) -> None:
     while any(broker.alive for broker in cluster.brokers):
         forever.wait(_LOOK)
     raise KpsplitError("all brokers of the embedded cluster have ended", hint="see their logs")
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "running.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConflictError(
-                "an embedded cluster is running or starting", hint="see `kpsplit cluster status`"
-            ) from error
-        yield
 
 
 def start_detached(brokers: int, data: Path | None, timeout: float) -> RunningCluster:

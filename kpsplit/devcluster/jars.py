@@ -369,14 +369,16 @@ def ensure(wanted: WantedJars, folder: Path, java: Java | None = None) -> Path:
         KpsplitError: no Java, no PySpark, no network, or not the jars that are expected.
     """
     with locked(folder):
-        wrong = faults(folder, wanted.expected)
+        expected = wanted.expected or read_list(folder / LIST)
+        wrong = "; ".join((faults(folder, expected) if expected else ["they are not there"])[:3])
         if wrong and folder.exists():
-            sys.stderr.write(
-                f"kpsplit: the jars of {wanted.name} are fetched again: {'; '.join(wrong[:3])}\n"
-            )
+            sys.stderr.write(f"kpsplit: the jars of {wanted.name} are fetched again: {wrong}\n")
         if wrong:
             runtime = java or find_java()
-            put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
+            try:
+                put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
+            except OSError as error:
+                raise KpsplitError(f"cannot install {wanted.name} ({wrong}): {error}") from error
     return folder
 
 

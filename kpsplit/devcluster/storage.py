@@ -282,20 +282,14 @@ def _data(folder: Path, node: int) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock; yields the file descriptor, which the supervisor inherits.
+def locked(file: Path, taken: ConflictError) -> Iterator[int]:
+    """Hold a file's lock; yields its descriptor. Raises ``taken`` where another process holds it.
 
-    The lock is free again when this process has let go *and* the supervisor has ended the brokers.
-
-    Raises:
-        ConflictError: a cluster runs on this folder.
+    What a supervisor inherits is free again when this process has let go *and* the supervisor has ended.
     """
-    with (folder / "cluster.lock").open("w") as file:
+    with file.open("w") as opened:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConflictError(
-                f"an embedded cluster is running on {folder}",
-                hint="stop it (`kpsplit cluster down`) or choose another folder",
-            ) from error
-        yield file.fileno()
+            raise taken from error
+        yield opened.fileno()

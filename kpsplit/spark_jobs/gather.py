@@ -238,7 +238,7 @@ class Gatherer:
         boundaries: list[Boundary] = []
         for log, end in behind.items():
             for message in read_slice(self._connection, log, first[log], end, self._limit):
-                found = self._of_offset_log(message, parents)
+                found = self._of_offset_log(message, log, parents)
                 if isinstance(found, LoggedCommit):
                     commits.append(found)
                 elif found is not None and found.parent in parents:
@@ -247,7 +247,7 @@ class Gatherer:
         return commits, boundaries
 
     def _of_offset_log(
-        self, message: Message, parents: list[PhysicalPartition]
+        self, message: Message, log: PhysicalPartition, parents: list[PhysicalPartition]
     ) -> LoggedCommit | Boundary | None:
         """Read a record about some partitions: its key says whether it is one, whatever its value is."""
         try:
@@ -257,15 +257,14 @@ class Gatherer:
         if key.parent not in parents:
             return None
         try:
-            check_partition(key, message.partition(), self._offsets_count)
+            check_partition(key, log.partition, self._offsets_count)
             if not isinstance(key, CommitKey):
                 return decode_boundary(value) if value is not None else None
             commit = None if value is None else read_commit(key, value)
         except RecordError as error:
             self._garbage.append(f"{OFFSETS_TOPIC}, offset {message.offset()}: {error.message}")
             return None
-        place = message.partition() or 0, message.offset() or 0
-        return LoggedCommit(key.group, key.parent, key.range, commit, *place)
+        return LoggedCommit(key, commit, log, message.offset() or 0)
 
     def _note_garbage(self, tail: ControlTail) -> None:
         if (view := tail.view).garbage:

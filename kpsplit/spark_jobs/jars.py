@@ -9,23 +9,11 @@ says, and holds from then on. A user's own Spark brings its own connector: ``--p
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from kpsplit.devcluster.jars import (
-    LIST,
-    Java,
-    WantedJars,
-    cache_folder,
-    faults,
-    fetch_verified,
-    find_java,
-    locked,
-    put_in_place,
-    read_list,
-)
+from kpsplit.devcluster.jars import Java, WantedJars, cache_folder, ensure, read_list
 from kpsplit.errors import KpsplitError
 
 _HERE = Path(__file__).parent
@@ -54,46 +42,17 @@ def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Pat
         KpsplitError: no PySpark, no Java, no network, or not the jars that the list names.
     """
     spark = spark_version()
-    folder = (cache or cache_folder()) / f"spark-kafka-{spark}-clients-{KAFKA_CLIENTS}"
-    with locked(folder):
-        if (wrong := _wrong(folder, spark)) is not None:
-            runtime = java or find_java()
-            wanted = WantedJars(
-                *(
-                    f"Spark's Kafka connector {spark}",
-                    _HERE / "ivy.xml",
-                    ("reading Kafka with Spark", "spark"),
-                ),
-                expected=_known(spark),
-                properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
-            )
-            try:
-                put_in_place(folder, lambda work: fetch_verified(wanted, runtime, work))
-            except OSError as error:
-                raise KpsplitError(f"cannot install Spark's Kafka connector ({wrong}): {error}") from error
-    return folder
+    wanted = WantedJars(
+        *(f"Spark's Kafka connector {spark}", _HERE / "ivy.xml", ("reading Kafka with Spark", "spark")),
+        expected=read_list(_HERE / f"connector-{spark}.sha256"),  # empty for a version that we do not know
+        properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
+    )
+    return ensure(wanted, (cache or cache_folder()) / f"spark-kafka-{spark}-clients-{KAFKA_CLIENTS}", java)
 
 
 def connector_jars(java: Java | None = None) -> list[Path]:
     """Return the connector's jars for the installed PySpark: the argument of ``--jars``, joined by commas."""
-    folder = ensure_connector(java)
-    return [folder / name for name in _expected(folder, spark_version())]
-
-
-def _expected(folder: Path, spark: str) -> Mapping[str, str]:
-    """Return the checksums by the names of jars, from the package or from when they were fetched."""
-    return _known(spark) or read_list(folder / LIST)
-
-
-def _known(spark: str) -> Mapping[str, str]:
-    """Return the checksums that the package has; empty for a version that it does not know."""
-    return read_list(_HERE / f"connector-{spark}.sha256")
-
-
-def _wrong(folder: Path, spark: str) -> str | None:
-    expected = _expected(folder, spark)
-    found = faults(folder, expected) if expected else ["they are not there"]
-    return "; ".join(found[:3]) or None
+    return sorted(ensure_connector(java).glob("*.jar"))
 
 
 def main(versions: list[str]) -> int:

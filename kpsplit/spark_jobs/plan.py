@@ -95,8 +95,8 @@ def size_partition(
     parent: PhysicalPartition,
     whole: KeyRange,
     parts: int,
-    since: Bound = "earliest",
-    weight: Weight = Weight.BYTES,
+    since: Bound,
+    weight: Weight,
 ) -> Sizing:
     """Divide a range of a partition by all its records since a time; errors as of ``read_logical``."""
     partitions = [parent.partition]

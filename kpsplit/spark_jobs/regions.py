@@ -148,10 +148,15 @@ def limit(bound: Bound, found: FirstOffsets | None, partitions: set[int]) -> Lim
     """Return the limit that a bound names; ``found``: the logs' offsets of its time."""
     if found is not None:
         return Limit({}, found)
+    return Limit(logical_offsets(bound, partitions))
+
+
+def logical_offsets(bound: Bound, partitions: set[int]) -> Mapping[int, int]:
+    """Return the logical offsets that a bound names. Raises UsageError: one is of none of the partitions."""
     logical = bound if isinstance(bound, Mapping) else {}
     if unknown := sorted(set(logical) - partitions):
         raise UsageError(f"an offset is given for partition {unknown[0]}, which is not read")
-    return Limit(logical)
+    return logical
 
 
 def wanted(snapshot: Snapshot, start: Limit, end: Limit) -> list[Region]:

@@ -6,7 +6,6 @@ operator that cut.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaException, Message
 
 from kpsplit import __version__
 from kpsplit import pages as html
-from kpsplit.clock import Deadline
+from kpsplit.clock import Deadline, wall_ms
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -25,13 +24,16 @@ from kpsplit.kafka.log_tail import read_at
 from kpsplit.pages import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.commit_checks import drained
-from kpsplit.spark_jobs.verification.findings import Severity, Verdict, result_line
+from kpsplit.spark_jobs.verification.findings import Verdict, by_weight, result_line
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.data import instance_name
 
 MOST_READS = 32
 """So many records of one log are read, the newest: a picture with more epochs cannot be labelled anyway."""
+
+TIMES_SECONDS = 20.0
+"""Limit for reading clock times; a time that is not read by then is left out."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class Times:
     cluster: str = ""
 
 
-def times_of(connection: Connection, snapshot: Snapshot, seconds: float) -> Times:
+def times_of(connection: Connection, snapshot: Snapshot, seconds: float = TIMES_SECONDS) -> Times:
     """Return the times of a snapshot's epochs, as far as they can be read within some seconds."""
-    taken, limit = time.time_ns() // 1_000_000, Deadline(seconds)
+    taken, limit = wall_ms(), Deadline(seconds)
     wanted: dict[PhysicalPartition, list[tuple[int, PhysicalPartition, int]]] = defaultdict(list)
     for state in snapshot.states:
         for epoch, place, offset in beginnings(snapshot, state):
@@ -110,11 +112,8 @@ Gone = Mapping[PhysicalPartition, Mapping[int, str]]
 """Why nothing of a segment can be read any more: by logical partition and segment."""
 
 
-def report_page(verdict: Verdict, times: Times | None = None) -> str:
-    """Return the page: verdict, checks, lineage, records per segment, pauses, drain, findings.
-
-    ``times``: the cluster, and when the epochs began; without them the lineage has no clock times.
-    """
+def report_page(verdict: Verdict, times: Times) -> str:
+    """Return the page: verdict, checks, lineage, records per segment, pauses, drain, findings."""
     split = [s for s in verdict.snapshot.states if len(s.lineage.segments) > 1]
     outcome = "found" if verdict.defects else "unproven" if verdict.unproven else "ok"
     gone = _gone(verdict)
@@ -133,12 +132,9 @@ def report_page(verdict: Verdict, times: Times | None = None) -> str:
     return html.page(f"kpsplit verify: {verdict.topic}", parts)
 
 
-def _made(times: Times | None) -> str:
-    by = f"Made by kpsplit {__version__}"
-    if times is None:
-        return f"{by}."
+def _made(times: Times) -> str:
     taken = datetime.fromtimestamp(times.taken_ms // 1000, UTC)
-    return f"{by} at {taken:%Y-%m-%d %H:%M:%S} UTC from the cluster {times.cluster}."
+    return f"Made by kpsplit {__version__} at {taken:%Y-%m-%d %H:%M:%S} UTC from the cluster {times.cluster}."
 
 
 def _gone(verdict: Verdict) -> Gone:
@@ -169,7 +165,7 @@ def _unjudged(verdict: Verdict) -> Iterator[html.Html]:
         yield html.section("Not judged", "What kept the checks from judging.", html.table(("why",), rows))
 
 
-def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone: Gone) -> html.Html:
+def _lineage(verdict: Verdict, state: PartitionState, times: Times, gone: Gone) -> html.Html:
     explained = (
         "Time from left to right, key ranges from top to bottom in their order, overflows below them. "
         "Dashed: what cannot be read any more."
@@ -178,8 +174,8 @@ def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone:
         state.lineage,
         {s.segment: s.data for s in verdict.segments if s.parent == state.parent},
         gone=gone.get(state.parent),
-        times=times.epochs.get(state.parent) if times else None,
-        taken_ms=times.taken_ms if times else None,
+        times=times.epochs.get(state.parent),
+        taken_ms=times.taken_ms,
     )
     return html.section(f"Lineage of {state.parent}", explained, drawn)
 
@@ -239,8 +235,7 @@ def _drain(verdict: Verdict) -> Iterator[html.Html]:
 
 
 def _findings(verdict: Verdict) -> Iterator[html.Html]:
-    order = list(Severity)
-    found = sorted(verdict.findings, key=lambda f: order.index(f.severity))
+    found = by_weight(verdict.findings)
     if not found:
         return
     clients = {instance_name(r.instance): r.client_id for r in verdict.snapshot.producers}

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import Boundary, CommitKey, NewerCommit, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRegistration
 
@@ -45,19 +43,10 @@ class Lost:
 class LoggedCommit:
     """A range commit and where it stands in the offset log (None: the key was withdrawn there)."""
 
-    group: str
-    parent: PhysicalPartition
-    range: KeyRange
+    key: CommitKey
     commit: RangeCommit | NewerCommit | None
-    log_partition: int
+    log: PhysicalPartition
     log_offset: int
-
-    @property
-    def log(self) -> PhysicalPartition:
-        return PhysicalPartition(OFFSETS_TOPIC, self.log_partition)
-
-    def fold_into(self, fold: CommitFold) -> None:
-        fold.take(CommitKey(self.group, self.parent, self.range), self.commit, self.log_offset)
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class Snapshot:
         """All range commits as they are in force."""
         fold = CommitFold()
         for logged in sorted(self.commits, key=lambda commit: commit.log_offset):
-            logged.fold_into(fold)
+            fold.take(logged.key, logged.commit, logged.log_offset)
         return fold
 
     def committed(self, groups: Collection[str] | None = None) -> list[tuple[str, PartitionState]]:

@@ -170,7 +170,7 @@ def commit_rows(snapshot: Snapshot) -> Rows:
             yield (
                 *(commit.group, parent.topic, parent.partition, range_.lo, range_.hi),
                 *(segment, position.next, position.leader_epoch, commit.member, commit.generation),
-                *(str(commit.cause), logged.log_partition, logged.log_offset),
+                *(str(commit.cause), logged.log.partition, logged.log_offset),
             )
 
 

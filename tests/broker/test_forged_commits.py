@@ -96,7 +96,7 @@ def test_records_that_nobody_can_read_concern_no_other_group(guarded: Guarded, o
     with pytest.raises(CheckFailedError, match=f"group {GROUP} .*a newer kpsplit writes its range commits"):
         operations.retire(PARENT)
     snapshot = Gatherer(Connection(guarded.client("verifier")), TOPIC).snapshot(with_groups=True)
-    assert VICTIM in {logged.group for logged in snapshot.commits}
+    assert VICTIM in {logged.key.group for logged in snapshot.commits}
     wrong = unfit(operations)
     assert {(r.check, r.partition) for r in wrong} == {("versions", PLACE), ("garbage", PLACE)}
     assert len(wrong) == 3

@@ -52,7 +52,6 @@ ROWS = """
 spilt | Did you mean 'split'?
 frobnicate | No such command 'frobnicate'
 help frobnicate | No such command 'frobnicate'
-version now | version takes no argument
 --nope status | No such option '--nope'
 -o xml status | 'xml' is not one of 'table', 'json'
 -o '' status | '' is not one of 'table', 'json'
@@ -316,7 +315,7 @@ def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("KPSPLIT_BOOTSTRAP_SERVER", raising=False)
     monkeypatch.setattr(Admin, "__init__", begun)
-    monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", begun)
+    monkeypatch.setattr("kpsplit.admin_cli.commands.cluster.start_detached", begun)
     monkeypatch.setattr("kpsplit.devcluster.cluster.DevCluster.__init__", begun)
 
 

@@ -619,6 +619,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "done=False",
         "unit/test_cli_partly.py",
     ),
+    (
+        "say of doctor --forget nothing about what was changed",
+        "admin_cli.main",
+        "return given.changing or (",
+        "return (",
+        "unit/test_cli_partly.py",
+    ),
     # smaller ones of consumers
     (
         "begin a slot while somebody works on the partition",
@@ -851,6 +858,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "            if again:\n",
         "            if False:\n",
         "unit/test_unenrolment.py",
+    ),
+    (
+        "say after Ctrl-C at the second question that something may have been changed",
+        "admin_cli.commands.unenroll",
+        'call.ask(f"Merge',
+        'call.confirm(f"Merge',
+        "unit/test_cli_unenrol.py",
     ),
     (
         "merge for a return that something else forbids",

@@ -38,7 +38,7 @@ from kpsplit.splitter.partition_state import (
 from kpsplit.splitter.reading import Cursor, GapReason
 from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
-from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCommit, boundaries
+from kpsplit.splitter.records.offsets import Boundary, Cause, CommitKey, Position, RangeCommit, boundaries
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 
 TOPIC = "orders"
@@ -183,13 +183,15 @@ class World:
         """Append a range commit to the offset log."""
         listed = {segment: Position(next_, 0) for segment, next_ in positions.items()}
         commit = RangeCommit(group, self.parent, range_, listed, "m", 1, cause)
-        at = self.parent.partition, len(self.commits)
-        self.commits.append(LoggedCommit(group, self.parent, range_, commit, *at))
+        self._log(CommitKey(group, self.parent, range_), commit)
 
     def withdraw(self, group: str, range_: KeyRange) -> None:
         """Append a record that withdraws a range commit."""
-        at = self.parent.partition, len(self.commits)
-        self.commits.append(LoggedCommit(group, self.parent, range_, None, *at))
+        self._log(CommitKey(group, self.parent, range_), None)
+
+    def _log(self, key: CommitKey, commit: RangeCommit | None) -> None:
+        log = PhysicalPartition(OFFSETS_TOPIC, self.parent.partition)
+        self.commits.append(LoggedCommit(key, commit, log, len(self.commits)))
 
     def commit_all(self, group: str) -> None:
         """The group has processed everything."""
@@ -327,7 +329,7 @@ def returned(world: World) -> None:
     world.retired |= set(world.state.lineage.sources()) - {world.parent}
     fold = CommitFold()
     for logged in world.commits:
-        logged.fold_into(fold)
+        fold.take(logged.key, logged.commit, logged.log_offset)
     for group in fold.groups(world.parent):
         for key in fold.keys(group, world.parent):
             world.withdraw(group, key.range)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from kpsplit.spark_jobs.verification import findings
 from kpsplit.spark_jobs.verification import verifier as judging
 from kpsplit.spark_jobs.verification.findings import MOST, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
@@ -988,7 +989,8 @@ def test_findings_beyond_those_that_are_listed_are_counted(spark) -> None:
 
 
 def test_of_more_findings_than_are_counted_is_said_that_they_are_more(spark, monkeypatch) -> None:
-    monkeypatch.setattr(judging, "COUNTED", MOST + 7)
+    for module in (judging, findings):  # what is fetched, and what is said of it
+        monkeypatch.setattr(module, "COUNTED", MOST + 7)
     verdict = judge(spark, [_with_repetitions(1_500)])
     assert verdict.of(VerifyCheck.SEQUENCES_UNIQUE)[-1].message == "at least 7 more findings"
 

@@ -269,8 +269,11 @@ def test_exit_codes_tell_findings_from_what_could_not_be_judged() -> None:
     assert codes == [0, 0, 1, 3]
 
 
+TIMES = Times(1_700_006_400_000, cluster="abc (b1:9092)")
+
+
 def test_the_report_is_one_page_that_needs_nothing_else() -> None:
-    page = report_page(verdict(LOST))
+    page = report_page(verdict(LOST), TIMES)
     assert page.count("<svg") == 1
     assert "&lt;number 7&gt; is not there" in page
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -280,24 +283,26 @@ def test_the_report_is_one_page_that_needs_nothing_else() -> None:
 
 def test_the_report_names_its_cluster_version_and_time_and_the_clients_of_its_producers() -> None:
     found = verdict(replace(LOST, producer=f"{0xA11A0000:016x}"))
-    page = report_page(found, Times(1_700_006_400_000, cluster="abc (b1:9092)"))
+    page = report_page(found, TIMES)
     assert f"kpsplit {__version__} at 2023-11-15 00:00:00 UTC from the cluster abc (b1:9092)." in page
     (producer, _) = found.snapshot.producers
     paused = replace(producer, client_id="billing", pauses={"orders/0": PauseReport("a", 64, 7, 0)})
-    paused_page = report_page(replace(found, snapshot=replace(found.snapshot, producers=(paused,))))
+    paused_page = report_page(replace(found, snapshot=replace(found.snapshot, producers=(paused,))), TIMES)
     assert paused_page.count("<td>billing</td><td>00000000a11a0000</td>") == 2, "pauses and findings"
 
 
 def test_the_report_says_why_something_was_not_judged_at_all() -> None:
-    assert "orders/0: it is frozen" in report_page(replace(verdict(), unjudged=("orders/0: it is frozen",)))
+    frozen = replace(verdict(), unjudged=("orders/0: it is frozen",))
+    assert "orders/0: it is frozen" in report_page(frozen, TIMES)
 
 
 def test_a_segment_that_is_gone_is_drawn_and_listed_as_gone() -> None:
     world = lived(0)
-    assert "stroke-dasharray" not in report_page(verdict())
+    assert "stroke-dasharray" not in report_page(verdict(), TIMES)
     world.retired = {s.source for s in world.state.lineage if s.kind is SegmentKind.PHANTOM}
     totals = segment_totals(world.snapshot(), [])
-    page = report_page(Verdict("orders", (0,), world.snapshot(), (), segments=totals, checks=MEANINGS))
+    after = Verdict("orders", (0,), world.snapshot(), (), segments=totals, checks=MEANINGS)
+    page = report_page(after, TIMES)
     gone = [s for s in world.state.lineage if s.source in world.retired]
     assert page.count("stroke-dasharray") == len(gone)
     assert page.count("<td>the sub-topic was retired</td>") == len(gone)

@@ -11,18 +11,23 @@ import pytest
 
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.commands import forget, retire
-from kpsplit.admin_cli.main import PROGRAM, cli
+from kpsplit.admin_cli.main import PROGRAM, cli, run
+from kpsplit.control.doctor import SetAside
 from kpsplit.control.seeking import Forgettable
-from kpsplit.errors import ConflictError, KpsplitError
+from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
 from kpsplit.splitter.driver import StepDone
 
 
-def error_of(monkeypatch: pytest.MonkeyPatch, operations: Any, command: Any, *arguments: str) -> KpsplitError:
+def give(monkeypatch: pytest.MonkeyPatch, operations: Any) -> None:
     @contextmanager
     def opened(_: Call) -> Iterator[Any]:
         yield operations
 
     monkeypatch.setattr(Call, "operations", opened)
+
+
+def error_of(monkeypatch: pytest.MonkeyPatch, operations: Any, command: Any, *arguments: str) -> KpsplitError:
+    give(monkeypatch, operations)
     root = cli.make_context(PROGRAM, [], resilient_parsing=True)
     context = command.make_context("verb", [*arguments, "--yes"], parent=root)
     with pytest.raises(KpsplitError) as raised, context:
@@ -57,3 +62,20 @@ def test_a_sub_topic_that_is_recorded_as_retired_and_not_deleted_is_a_change(
 
     error = error_of(monkeypatch, SimpleNamespace(retire=retires), retire.command, "orders/3")
     assert error.changed is recorded
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(False, "nothing was changed"), (True, "something was changed"), (None, "not known")],
+)
+def test_a_verb_that_changes_something_only_with_an_option_says_what_it_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changed: bool | None, said: str
+) -> None:
+    def forget_records(_: object) -> None:
+        raise ConflictError("it is not what it was", hint="run: kpsplit doctor", changed=changed)
+
+    record = SetAside("garbage", "kpsplit.offsets", "not written by kpsplit", 0, b"key")
+    there = SimpleNamespace(set_aside=[record])
+    give(monkeypatch, SimpleNamespace(findings=lambda: there, forget_records=forget_records))
+    assert run(cli, ["doctor", "--forget", record.name, "--yes"]) == EXIT_CONFLICT
+    assert said in capsys.readouterr().err.splitlines()[-1]

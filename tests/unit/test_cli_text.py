@@ -8,8 +8,9 @@ from typing import NoReturn
 import pytest
 
 from kpsplit.admin_cli.main import cli, run
-from kpsplit.admin_cli.render.text import bar, count, one_line, percent, percentile, safe, shorten, show_bytes
-from kpsplit.admin_cli.settings import MASK, Redactor
+from kpsplit.admin_cli.options import Given
+from kpsplit.admin_cli.render.text import bar, one_line, percent, safe, shorten, show_bytes
+from kpsplit.admin_cli.settings import MASK, redactor, redactor_for
 from kpsplit.errors import EXIT_CHECK, KpsplitError, duration, many
 from kpsplit.kafka.connection import is_secret
 
@@ -78,7 +79,6 @@ def test_durations_are_for_people(seconds, shown) -> None:
 
 
 def test_numbers_are_for_people() -> None:
-    assert count(1234567) == "1,234,567"
     assert many(1, "record") == "1 record"
     assert many(2000, "record") == "2,000 records"
     assert [percent(s) for s in (0.0, 0.004, 0.25, 1.0)] == ["0 %", "0.4 %", "25 %", "100 %"]
@@ -91,18 +91,11 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert bar(0.5 + 1 / 16, 8) == "████▌"
 
 
-def test_percentiles_are_values_that_occurred() -> None:
-    assert percentile([], 0.5) == 0
-    assert percentile([7], 0.99) == 7
-    assert percentile([1, 2, 3, 4], 0.5) == 2
-    assert percentile(list(range(1, 201)), 0.99) == 198
-
-
 def test_secrets_are_masked_in_every_form_they_can_take() -> None:
     secret = 'p"a\\s\ns1'
-    redact = Redactor.secrets({"sasl.password": secret, "client.id": "visible"})
+    given = Given(properties={"sasl.password": secret, "client.id": "visible"})
     text = f"plain {secret} repr {secret!r} other visible"
-    shown = Redactor(redact)(text)
+    shown = redactor_for(given)(text)
     assert secret not in shown
     assert repr(secret)[1:-1] not in shown
     assert "visible" in shown
@@ -113,7 +106,7 @@ def test_secrets_are_masked_in_every_form_they_can_take() -> None:
 def test_a_secret_is_masked_also_where_a_message_was_made_one_line(secret: str) -> None:
     """Errors are made one line before they are masked."""
     shown = one_line(f"cannot log in with {secret}.")
-    assert Redactor([secret])(shown) == f"cannot log in with {MASK}."
+    assert redactor([secret])(shown) == f"cannot log in with {MASK}."
 
 
 @pytest.mark.parametrize(
@@ -141,11 +134,11 @@ def test_secrets_that_only_the_demo_reads_are_masked_in_what_it_prints(
     def failing(*_: object) -> NoReturn:
         raise KpsplitError("the library says hunter2 \x1band-more")
 
-    monkeypatch.setattr("kpsplit.demo.setup.run_demo", failing)
+    monkeypatch.setattr("kpsplit.admin_cli.commands.demo.run_demo", failing)
     page = str(tmp_path / "page.html")
     code = run(cli, ["demo", "-b", "x:1", "--html", page, *(a.format(file) for a in settings)])
     assert (code, capsys.readouterr().out) == (EXIT_CHECK, f"FAIL reason=the library says {MASK}\n")
 
 
 def test_a_password_that_is_part_of_another_one_does_not_reveal_its_rest() -> None:
-    assert Redactor(["abc", "abcdef"])("x abcdef y") == f"x {MASK} y"
+    assert redactor(["abc", "abcdef"])("x abcdef y") == f"x {MASK} y"

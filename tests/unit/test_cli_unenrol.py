@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -141,3 +142,21 @@ def test_nothing_is_merged_while_something_else_forbids_the_return(monkeypatch: 
     code, said = unenroll(operations, monkeypatch, "--merge")
     assert (code, operations.done) == (3, ["unenrol orders"])
     assert STATE.message in said and "nothing was changed" in said
+
+
+def test_ctrl_c_at_the_second_question_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        questions.append(question)
+        if len(questions) == 2:
+            raise click.Abort
+        return True
+
+    operations = Operations(SPLIT)
+    monkeypatch.setattr(calls.Call, "operations", operations.operations)
+    monkeypatch.setattr(calls, "can_ask", lambda: True)
+    monkeypatch.setattr(click, "confirm", confirm)
+    done = CliRunner().invoke(cli, ["-b", "x", "unenroll", "orders"])
+    assert (done.exit_code, len(questions), operations.done) == (130, 2, [])
+    assert done.stderr == "kpsplit: interrupted; nothing was changed\n"

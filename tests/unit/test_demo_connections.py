@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kpsplit.admin_cli.commands.demo import cluster_given, command, open_connections, roles_given
 from kpsplit.admin_cli.main import ENVIRONMENT, cli
 from kpsplit.admin_cli.options import given_in
-from kpsplit.demo.display import open_display
+from kpsplit.demo.display import Display
 from kpsplit.demo.setup import ROLES
 from kpsplit.errors import ConfigurationError
 
@@ -22,10 +23,8 @@ def role_files(folder: Path, text: str = "sasl.username={}\n") -> tuple[str, ...
 
 def test_every_role_connects_with_its_own_settings_to_the_cluster_of_all(tmp_path: Path) -> None:
     everybody = {"bootstrap.servers": "b:1", "sasl.username": "operator", "client.id": "demo"}
-    with (
-        open_display() as display,
-        open_connections(everybody, roles_given(role_files(tmp_path)), display) as connections,
-    ):
+    display = Display(sys.stderr)
+    with open_connections(everybody, roles_given(role_files(tmp_path)), display) as connections:
         for role in ("operator", *ROLES):
             properties = getattr(connections, role).properties
             assert properties == {**everybody, "sasl.username": role}

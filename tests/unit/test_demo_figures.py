@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from kpsplit.control.status import Spread, percentile
 from kpsplit.demo.endpoints import WriterNews, WriterOrders, WriterStage
 from kpsplit.demo.records import JournalEntry
 from kpsplit.demo.timeline import (
     OperationTimeline,
     Samples,
-    Spread,
     Timeline,
     TimeSpan,
     by_time,
     latencies,
     longest_waits,
-    percentile,
     slowest,
     throughput,
     until_caught_up,
@@ -116,7 +115,7 @@ def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:
     assert samples.grown(b, 1.5) == 400
     assert samples.rate(b, 1.0) == pytest.approx(200)
     unknown = PhysicalPartition("t", 2)
-    assert (samples.grown(unknown, 0.0), samples.rate(unknown, 1.0), samples.end(unknown)) == (0, 0.0, 0)
+    assert (samples.grown(unknown, 0.0), samples.rate(unknown, 1.0)) == (0, 0.0)
 
 
 def test_orders_and_news_survive_the_pipe() -> None:

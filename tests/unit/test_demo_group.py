@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.endpoints import Endpoint, Endpoints, MemberNews
-from kpsplit.demo.judge import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
+from kpsplit.demo.judge import CommitHistory, Committed, GroupVerdict, Victim, excuses, judge
 from kpsplit.demo.records import NO_KEY_HASH, Worked, pack, read_worked
 from kpsplit.demo.timeline import SegmentDrain, drained_line, undrained
 from kpsplit.errors import DeadlineExceededError
@@ -42,8 +42,8 @@ def judged(
 ) -> GroupVerdict:
     offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
     read = {PARENT.partition: offsets if records is None else set(range(records))}
-    excuses = Excuses(VICTIMS, CommitHistory(commits, [LINEAGE]))
-    return judge({"one": list(entries), **others}, read, [LINEAGE], excuses.excuse)
+    excuse = excuses(VICTIMS, CommitHistory(commits, [LINEAGE]))
+    return judge({"one": list(entries), **others}, read, [LINEAGE], excuse)
 
 
 class Standing(Endpoint[MemberNews]):

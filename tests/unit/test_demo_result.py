@@ -13,7 +13,7 @@ import pytest
 
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageTally, LogicalRecord
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Spread
 from kpsplit.demo.endpoints import WriterNews, WriterStage
 from kpsplit.demo.judge import GroupVerdict, ReadBack, ReadBackCheck, SegmentSeen
 from kpsplit.demo.page import (
@@ -45,7 +45,6 @@ from kpsplit.demo.timeline import (
     OperationTimeline,
     SegmentDrain,
     Series,
-    Spread,
     Timeline,
     TimeSpan,
 )

@@ -14,7 +14,7 @@ from kpsplit.devcluster import daemon
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
 from kpsplit.devcluster.storage import NodeAddress, bootstrap, node_properties, to_text
-from kpsplit.errors import EXIT_OK, KpsplitError
+from kpsplit.errors import EXIT_OK, ConflictError, KpsplitError
 
 NODES = tuple(NodeAddress(i, 9000 + i, 9100 + i) for i in range(3))
 
@@ -67,9 +67,19 @@ def test_the_cache_folder_is_the_most_specific_one(environ: dict[str, str], fold
     assert cache_folder(environ) == folder
 
 
-def test_a_data_folder_of_ones_own_making_is_for_nobody_else(tmp_path: Path) -> None:
-    with daemon._only_one(tmp_path / "data"):
-        assert (tmp_path / "data").stat().st_mode & 0o077 == 0
+def test_a_data_folder_of_ones_own_making_is_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: DevCluster, timeout: float) -> NoReturn:
+        with pytest.raises(ConflictError, match="running or starting"):
+            daemon.serve(1, tmp_path / "data", timeout, announce=lambda _: None)
+        raise KpsplitError("not ready")
+
+    monkeypatch.setattr(DevCluster, "start", start)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    with pytest.raises(KpsplitError, match="not ready"):
+        daemon.serve(1, tmp_path / "data", 1.0, announce=lambda _: None)
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("verb", ["status", "down"])

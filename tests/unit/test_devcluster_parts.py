@@ -65,10 +65,11 @@ def test_a_foreign_file_is_not_taken_for_an_identity(tmp_path: Path, text: str) 
 
 
 def test_a_folder_is_locked_for_others_until_it_is_let_go(tmp_path: Path) -> None:
-    with storage.locked(tmp_path):
-        with pytest.raises(ConflictError, match="is running on"), storage.locked(tmp_path):
+    lock, taken = tmp_path / "cluster.lock", ConflictError("taken")
+    with storage.locked(lock, taken):
+        with pytest.raises(ConflictError, match="taken"), storage.locked(lock, taken):
             pass
-    with storage.locked(tmp_path):
+    with storage.locked(lock, taken):
         pass
 
 

@@ -29,7 +29,7 @@ from kpsplit.demo.page import page
 from kpsplit.demo.result import DemoVerdict, failed_line
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Owner
-from kpsplit.spark_jobs.report import report_page
+from kpsplit.spark_jobs.report import Times, report_page
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.verifier import MEANINGS, VerifyCheck
@@ -187,7 +187,9 @@ def a_bad_demo() -> str:
     return page(replace(a_result(), verdicts=(DemoVerdict(EVIL, False, EVIL),)))
 
 
-@pytest.mark.parametrize("make", [lambda: report_page(a_verdict()), a_bad_demo], ids=["verify", "demo"])
+@pytest.mark.parametrize(
+    "make", [lambda: report_page(a_verdict(), Times(0, cluster=EVIL)), a_bad_demo], ids=["verify", "demo"]
+)
 def test_markup_in_a_name_is_text_in_a_page(make: Callable[[], str]) -> None:
     html = make()
     tags = Tags()

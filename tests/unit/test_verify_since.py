@@ -35,7 +35,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
-from kpsplit.splitter.records.offsets import NewerCommit, Position, RangeCommit
+from kpsplit.splitter.records.offsets import CommitKey, NewerCommit, Position, RangeCommit
 from tests.spark.histories import World, busy
 
 LOG = PhysicalPartition(OFFSETS_TOPIC, 0)
@@ -106,7 +106,7 @@ def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> No
 def test_range_commits_before_the_time_are_in_force() -> None:
     world = World(0)
     commit = RangeCommit("g", world.parent, WHOLE, {0: Position(1, 0)}, "m", 1)
-    logged = tuple(LoggedCommit("g", world.parent, WHOLE, commit, 0, at) for at in (3, 8))
+    logged = tuple(LoggedCommit(CommitKey("g", world.parent, WHOLE), commit, LOG, at) for at in (3, 8))
     snapshot = replace(world.snapshot(), commits=logged)
     for first, known, read in (({LOG: 5}, 1, 5), ({}, 2, 9), ({LOG: 0}, 0, 0)):
         start = start_of(snapshot, Since(1, first, {}))
@@ -120,8 +120,8 @@ def test_a_commit_of_a_newer_version_leaves_its_own_group_unproven_and_no_other(
     world = World(0)
     commit = RangeCommit("g", world.parent, WHOLE, {0: Position(0, 0)}, "m", 1)
     logged = (
-        LoggedCommit("g", world.parent, WHOLE, commit, 0, 3),
-        LoggedCommit("newer", world.parent, WHOLE, NewerCommit(WHOLE), 0, 4),
+        LoggedCommit(CommitKey("g", world.parent, WHOLE), commit, LOG, 3),
+        LoggedCommit(CommitKey("newer", world.parent, WHOLE), NewerCommit(WHOLE), LOG, 4),
     )
     snapshot = replace(world.snapshot(), commits=logged)
     start = start_of(snapshot, None)

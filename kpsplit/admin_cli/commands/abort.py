@@ -6,6 +6,8 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, can_be_aborted, the_only_one
 from kpsplit.admin_cli.options import NAME, PARTITION, yes_option
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.plan import outcome_json, show_outcome
 from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -28,9 +30,6 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
     Without an argument: the only operation that can be rolled back. If there are several, they are listed and
     nothing is done.
     """
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-    from kpsplit.admin_cli.render.plan import outcome_json, show_outcome
-
     if partition is None:
         partition = the_only_one(call, "abort", can_be_aborted, yes)
     if partition is None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import PRINTABLE, TOPIC
 from kpsplit.splitter.records.keys import MOST_GENERATIONS, OWN_IDS, changelog_topic
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command("acls", cls=VerbCommand)

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from kpsplit.admin_cli.call import Call, print_json, with_call
 from kpsplit.admin_cli.options import DURATION, OUTPUT_OPTION
-from kpsplit.devcluster.process import START_SECONDS
-from kpsplit.errors import many
-
-if TYPE_CHECKING:
-    from kpsplit.devcluster.daemon import RunningCluster
-
-# What these commands do is imported when they run: `kpsplit --help` must not wait for client libraries.
+from kpsplit.admin_cli.render.console import plain_table, stdout
+from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached, stop_detached
+from kpsplit.devcluster.process import START_SECONDS, KafkaRuntime
+from kpsplit.errors import ConflictError, many
 
 _data = click.option(
     "--data",
@@ -54,10 +50,6 @@ def command() -> None:
 @with_call
 def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
     """Start a cluster and print its bootstrap servers."""
-    from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
-    from kpsplit.devcluster.process import KafkaRuntime
-    from kpsplit.errors import ConflictError
-
     if running := RunningCluster.load(run_folder(data)):
         raise ConflictError(
             f"an embedded cluster is already running: {running.bootstrap}",
@@ -87,8 +79,6 @@ def up(call: Call, brokers: int, data: Path | None, detach: bool, timeout: float
 @with_call
 def status(call: Call, data: Path | None) -> None:
     """Show the brokers of the cluster in the background."""
-    from kpsplit.devcluster.daemon import RunningCluster, run_folder
-
     running = RunningCluster.load(run_folder(data))
     if call.as_json:
         print_json(_as_json(running))
@@ -103,8 +93,6 @@ def status(call: Call, data: Path | None) -> None:
 @with_call
 def down(call: Call, data: Path | None) -> None:
     """Stop the cluster in the background."""
-    from kpsplit.devcluster.daemon import RunningCluster, run_folder, stop_detached
-
     running = RunningCluster.load(run_folder(data))
     if running is None:
         call.say("no embedded cluster is running")
@@ -136,7 +124,6 @@ def _as_json(running: RunningCluster | None) -> dict[str, object]:
 
 
 def _table(running: RunningCluster) -> None:
-    from kpsplit.admin_cli.render.console import plain_table, stdout
 
     table = plain_table("broker", "port", "pid", "state", "log", right=("broker", "port", "pid"))
     for broker in running.brokers:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 HELP = """Print a completion script for a shell.
@@ -21,11 +21,7 @@ fish:  kpsplit completion fish > ~/.config/fish/completions/kpsplit.fish
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script."""
     from kpsplit.admin_cli.main import COMPLETE_VARIABLE, PROGRAM
 
-    completion = get_completion_class(shell)
-    if completion is None:
-        raise click.UsageError(f"there is no completion for {shell}", ctx)
-    script = completion(ctx.find_root().command, {}, PROGRAM, COMPLETE_VARIABLE)
+    script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, COMPLETE_VARIABLE)
     click.echo(script.source_template % script.source_vars())

@@ -8,24 +8,25 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kpsplit.admin_cli.call import print_json
 from kpsplit.admin_cli.options import CONNECTION_OPTIONS, JSON, OUTPUT_OPTION, Given, given_in
 from kpsplit.admin_cli.settings import properties_of, redactor_for
+from kpsplit.demo.display import Display
+from kpsplit.demo.page import page, write_summary
+from kpsplit.demo.records import Line, read_lines
+from kpsplit.demo.result import DemoResult, failed_line, last_line, result_json
+from kpsplit.demo.scenario import Options
+from kpsplit.demo.setup import BROKERS, ROLES, Connections, run_demo
+from kpsplit.demo.verification import QUESTION, report_path
+from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
 from kpsplit.files import check_writable, write_whole
-
-if TYPE_CHECKING:
-    from kpsplit.demo.display import Display
-    from kpsplit.demo.records import Line
-    from kpsplit.demo.result import DemoResult
-    from kpsplit.demo.scenario import Options
-    from kpsplit.demo.setup import Connections
-
-# What the demo does is imported when it runs: `kpsplit --help` must not wait for client libraries.
+from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers, read_properties
+from kpsplit.splitter.records.keys import is_topic_name
 
 DEFAULT_HTML = "kpsplit-demo.html"
 DEFAULT_EXPRESSION = r"^(\S+)"
@@ -106,10 +107,6 @@ def command(
     With -b the demo creates its topic on that cluster. Otherwise it starts an embedded cluster, even if the
     environment names brokers.
     """
-    from kpsplit.demo.records import read_lines
-    from kpsplit.demo.scenario import Options
-    from kpsplit.splitter.records.keys import is_topic_name
-
     if key_regex is not None and input_file is None:
         raise click.UsageError("--key-regex belongs to --input")
     if topic is not None and not is_topic_name(topic):
@@ -141,8 +138,6 @@ def cluster_given(given: Given) -> dict[str, str]:
     A cluster that is named in the environment only is not used: a forgotten variable must not bring the
     demo to a production cluster.
     """
-    from kpsplit.kafka.connection import names_brokers
-
     found = properties_of(Given(**given.typed))
     if found and not names_brokers(found):
         raise ConfigurationError("connection settings are given but no brokers", hint="add -b HOST:PORT")
@@ -151,9 +146,6 @@ def cluster_given(given: Given) -> dict[str, str]:
 
 def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return the connection settings that roles have of their own, by the roles' names."""
-    from kpsplit.demo.setup import ROLES
-    from kpsplit.kafka.connection import BROKERS_PROPERTIES, read_properties
-
     found = {}
     for pair in pairs:
         role, _, file = pair.partition("=")
@@ -180,13 +172,8 @@ def open_connections(
 
     ``roles``: what a role's connection has instead of ``properties``, by the role's name.
     """
-    from kpsplit.demo.setup import BROKERS, ROLES, Connections
-    from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers
-
     with ExitStack() as stack:
         if not names_brokers(properties):
-            from kpsplit.devcluster.cluster import DevCluster
-
             began = time.monotonic()
             display.say(f"starting an embedded cluster of {BROKERS} brokers …")
             cluster = stack.enter_context(DevCluster(brokers=BROKERS))
@@ -205,10 +192,6 @@ def _run(
     lines: list[Line] | None,
 ) -> bool:
     """Run the demo, print its result, write the page; return whether it passed."""
-    from kpsplit.demo.display import open_display
-    from kpsplit.demo.result import failed_line
-    from kpsplit.demo.setup import run_demo
-
     given = given_in(ctx)
     as_json = given.output == JSON
 
@@ -222,7 +205,8 @@ def _run(
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
     try:
-        with open_display() as display, open_connections(cluster, roles, display) as connections:
+        display = Display(sys.stderr)
+        with open_connections(cluster, roles, display) as connections:
             result = run_demo(connections, options, lines, display)
         _show(result, options.html, as_json)
     except UsageError:
@@ -234,16 +218,9 @@ def _run(
 
 def _show(result: DemoResult, html: Path, as_json: bool) -> None:
     """Print the result and write the page. Raises KpsplitError: the page cannot be written."""
-    from kpsplit.demo.page import page, write_summary
-    from kpsplit.demo.result import last_line, result_json
-    from kpsplit.demo.verification import QUESTION, report_path
-
     if not as_json:
         write_summary(result, sys.stdout)
-    try:
-        write_whole(html, page(result).encode())
-    except OSError as error:
-        raise KpsplitError(f"cannot write {html}: {error.strerror}") from error
+    write_whole(html, page(result).encode())
     pages = {"page": str(html.resolve())}
     if any(verdict.question == QUESTION for verdict in result.verdicts):
         pages["verification report"] = str(report_path(html).resolve())

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import PRINTABLE, yes_option
+from kpsplit.admin_cli.render.plan import show_checks
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.control.doctor import diagnose
+from kpsplit.control.plans import Check
 from kpsplit.errors import CheckFailedError, UsageError, many
-
-if TYPE_CHECKING:
-    from kpsplit.control.doctor import SetAside
+from kpsplit.producer.compiled import in_use
 
 
 @click.command("doctor", cls=VerbCommand)
@@ -31,11 +30,6 @@ def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     Exits with 3 if a check fails. --forget removes from kpsplit's own topics a record that no kpsplit client
     has written, or whose producer has stopped for good.
     """
-    from kpsplit.admin_cli.render.plan import show_checks
-    from kpsplit.control.doctor import diagnose
-    from kpsplit.control.plans import Check
-    from kpsplit.producer.compiled import in_use
-
     if names:
         _forget(call, names, yes)
         return
@@ -64,7 +58,7 @@ def _forget(call: Call, names: tuple[str, ...], yes: bool) -> None:
                 hint="run: kpsplit doctor",
             )
         for record in records:
-            call.say(_shown(record))
+            call.say(one_line(f"{record.name}: {record.why}"))
         count = len(set(names))
         call.confirm(
             f"Remove {many(count, 'record')} for good? No program that wrote them may still be running.", yes
@@ -72,7 +66,3 @@ def _forget(call: Call, names: tuple[str, ...], yes: bool) -> None:
         operations.forget_records(records)
     removed = sorted(set(names))
     call.show({"removed": removed}, lambda console: console.print(f"removed {', '.join(removed)}"))
-
-
-def _shown(record: SetAside) -> str:
-    return one_line(f"{record.name}: {record.why}")

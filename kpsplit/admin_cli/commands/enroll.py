@@ -6,6 +6,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import TOPIC
+from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.splitter.key_range import MAX_SLOTS
 from kpsplit.splitter.records.control import Partitioner
 
@@ -41,8 +42,6 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
     without --slots to finish it. State stores keep the number that they began with: it is refused while a
     group has a changelog of the topic.
     """
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-
     call.begin()
     with call.operations() as operations, StepProgress(stderr(), "waiting for one lease") as progress:
         enrolment = operations.enrol(topic, Partitioner(partitioner), progress, slots=slots)

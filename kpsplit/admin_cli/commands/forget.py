@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, TOPIC, yes_option
-from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.render.text import one_line, place_json
+from kpsplit.control.seeking import Forgettable
 from kpsplit.errors import after_a_change, many
-
-if TYPE_CHECKING:
-    from kpsplit.control.seeking import Forgettable
 
 
 @click.command("forget", cls=VerbCommand)
@@ -70,6 +66,6 @@ def _json(found: Forgettable, *, removed: bool) -> dict[str, object]:
             {"partition": key.parent.partition, "range": [key.range.lo, key.range.hi]}
             for key in found.commits
         ],
-        "offsets": [{"topic": place.topic, "partition": place.partition} for place in found.offsets],
+        "offsets": [place_json(place) for place in found.offsets],
         "removed": removed,
     }

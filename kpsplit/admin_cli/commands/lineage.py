@@ -6,6 +6,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.options import PARTITION
+from kpsplit.admin_cli.render.status import lineage_json, show_lineage
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -16,8 +17,6 @@ def command(call: Call, partition: PhysicalPartition) -> None:
 
     The picture shows the key space, one line per epoch; each cell is a segment with its id.
     """
-    from kpsplit.admin_cli.render.status import lineage_json, show_lineage
-
     with call.operations() as operations:
-        state = find_state(operations, call.connection, partition)
+        state = find_state(operations, partition)
     call.show(lineage_json(state), lambda console: show_lineage(state, console))

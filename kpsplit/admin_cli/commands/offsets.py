@@ -6,6 +6,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, TOPIC_OR_PARTITION
+from kpsplit.admin_cli.render.status import draw_groups, progress_json, show_progress
 
 
 @click.command("offsets", cls=VerbCommand)
@@ -25,8 +26,6 @@ def command(call: Call, subject: tuple[str, int | None], group: str | None) -> N
     Without --group: a line for each group that has commits or members in the topic. That takes the right to
     describe the cluster and every group.
     """
-    from kpsplit.admin_cli.render.status import draw_groups, progress_json, show_progress
-
     topic, partition = subject
     with call.operations() as operations:
         if group is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,13 +18,13 @@ from kpsplit.admin_cli.options import (
     require_spark,
     spark_size_options,
 )
-from kpsplit.errors import UsageError
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.plan import show_plan
+from kpsplit.control.planning import segment_to_split
+from kpsplit.control.plans import Stretch
 from kpsplit.files import check_writable, write_whole
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import KeyRange, Sizing
 from kpsplit.splitter.lineage import PhysicalPartition
-
-if TYPE_CHECKING:
-    from kpsplit.splitter.key_range import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
 
@@ -83,10 +82,6 @@ def command(
     Boundaries follow the keys of the newest records, or with --engine spark of all records since a time.
     Changes nothing. Exits with 3 if a check fails, with 1 if a right is missing, with 5 on a conflict.
     """
-    from kpsplit.admin_cli.render.plan import show_plan
-    from kpsplit.control.planning import segment_to_split
-    from kpsplit.control.plans import Stretch
-
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("pass either --ranges N or --merge")
     if engine == SPARK and (merge or even):
@@ -105,12 +100,12 @@ def command(
             if engine == SPARK:
                 stretch = Stretch.until_now(since)
                 session = (cores, memory, master)
-                within = segment_to_split(find_state(operations, call.connection, partition), of).range
+                within = segment_to_split(find_state(operations, partition), of).range
                 sizing = _sized_by_spark(call, partition, within, ranges, since, weight or "bytes", session)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)
     if save is not None:
-        _save(save, plan.encode())
+        write_whole(save, plan.encode())
     # A plan that may not be run is saved and shown all the same: it says why.
     call.show(plan_json(plan), lambda console: show_plan(plan, console))
     check_runnable(plan, force)
@@ -126,7 +121,6 @@ def _sized_by_spark(
     session: tuple[int | None, str, str | None],
 ) -> Sizing:
     """Return boundaries by all records of an open range. ``session``: cores, memory, master of Spark."""
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.spark_jobs.plan import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
 
@@ -137,10 +131,3 @@ def _sized_by_spark(
         sizing = size_partition(spark, call.connection, partition, within, ranges, begin, by)
         progress.passed("Sizing")
     return sizing
-
-
-def _save(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -6,20 +6,20 @@ import json
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.cells import set_cell_size
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.options import COUNT, OFFSET, PARTITION
+from kpsplit.admin_cli.render.console import stdout
 from kpsplit.admin_cli.render.text import bytes_json, show_bytes
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally, LogicalRecord
 from kpsplit.errors import many
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.data import Stamp, instance_name
-
-if TYPE_CHECKING:
-    from kpsplit.consumer.fetch.lineage_reader import LineageTally, LogicalRecord
 
 
 @click.command("read", cls=VerbCommand)
@@ -39,10 +39,8 @@ def command(call: Call, partition: PhysicalPartition, first: int, limit: int | N
     Prints every record once, and each key's records in order, up to the present ends of the logs. Records
     that are skipped, for example strays, and gaps are counted on stderr.
     """
-    from kpsplit.consumer.fetch.lineage_reader import LineageReader
-
     with call.operations() as operations:
-        state = find_state(operations, call.connection, partition)
+        state = find_state(operations, partition)
 
         def refresh() -> PartitionState:
             return operations.view().state(partition) or state
@@ -54,7 +52,6 @@ def command(call: Call, partition: PhysicalPartition, first: int, limit: int | N
 
 
 def _print(call: Call, records: Iterator[LogicalRecord]) -> None:
-    from kpsplit.admin_cli.render.console import stdout
 
     write = sys.stdout.write
     if call.as_json:
@@ -96,7 +93,6 @@ def header_line(width: int) -> str:
 def record_line(record: LogicalRecord, width: int) -> str:
     """Return a record in one line of columns, cut at the width."""
     left = f"{record.logical_offset:>{_OFFSET}}  {record.segment:>{_SEGMENT}}  "
-    from rich.cells import set_cell_size
 
     key = set_cell_size(show_bytes(record.key, _KEY), _KEY)
     room = max(width - len(left) - _KEY - 2, _LEAST_VALUE)

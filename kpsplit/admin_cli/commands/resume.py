@@ -7,6 +7,7 @@ import click
 from kpsplit.admin_cli.call import Call, VerbCommand, can_be_resumed, can_be_thawed, the_only_one
 from kpsplit.admin_cli.operating import explained_interrupt, report_on
 from kpsplit.admin_cli.options import DURATION, PARTITION, yes_option
+from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -25,8 +26,6 @@ def command(
     only operation under way. If there are several, they are listed and nothing is done. Operations that were
     rolled back because their operator died are listed too; to start one again, name its partition.
     """
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-
     if partition is None:
         verb, wanted = ("resume --thaw", can_be_thawed) if thaw else ("resume", can_be_resumed)
         partition = the_only_one(call, verb, wanted, yes)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+from rich.console import Console
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import DURATION, PARTITION, yes_option
+from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.admin_cli.render.text import one_line, place_json
 from kpsplit.errors import CheckFailedError, UsageError
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 KEEP, CHANGES = "Keep", ("Retire", "Delete")
 """Names of steps."""
@@ -43,8 +40,6 @@ def command(
     and the exit code is 3. Without an argument nothing is deleted, and all sealed or abandoned sub-topics are
     listed.
     """
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-
     if partition is None:
         if force or yes or wait:  # the caller wants to delete, and a list is no deletion
             raise UsageError("no partition is named", hint="name one: kpsplit retire TOPIC/P")
@@ -102,7 +97,6 @@ def _list(call: Call) -> None:
 
 
 def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         found = operations.plan_retire(partition, observer=progress, force=force)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.options import BASE64, HEX, PARTITION_NUMBER, TOPIC
 from kpsplit.admin_cli.render.text import bytes_json, place_json, segment_json, show_bytes
 from kpsplit.errors import UsageError
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command("route", cls=VerbCommand)
@@ -39,8 +40,6 @@ def command(
 
     Shows its key hash, its logical partition, the open segment that takes it, and where that is stored.
     """
-    from kpsplit.kafka.cluster_admin import ClusterAdmin
-
     data = _key(key, key_base64, key_hex)
     with call.operations() as operations:
         view = operations.view()
@@ -50,7 +49,7 @@ def command(
             raise view.not_enrolled(topic)
         number = partition_of(data, enrolment.partitioner, count) if partition is None else partition
         parent = PhysicalPartition(topic, number)
-        state = find_state(operations, call.connection, parent)
+        state = find_state(operations, parent)
     segment = Layout.of(state.lineage).segment_for(key_hash(data))
     call.show(
         _as_json(data, state, segment, enrolment.partitioner),
@@ -87,8 +86,6 @@ def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: s
 
 
 def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import (
     KEY_RANGE,
+    NAME,
     PARTITION,
     Reads,
     dry_run_option,
-    group_option,
     moment,
     yes_option,
 )
+from kpsplit.admin_cli.render.console import stderr
+from kpsplit.admin_cli.render.status import seek_json, show_seek, target_text
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.control.seeking import SeekTarget, Whence
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
-
-if TYPE_CHECKING:
-    from kpsplit.control.seeking import SeekTarget
-
 
 _DIGITS = len(str(MAX_OFFSET))
 
 
 def _target(text: str) -> SeekTarget:
-    from kpsplit.control.seeking import SeekTarget, Whence
 
     if text in (Whence.EARLIEST, Whence.LATEST):
         return SeekTarget(Whence(text))
@@ -53,7 +50,7 @@ TARGET = Reads("target", _target)
 
 @click.command("seek", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="TOPIC/P")
-@group_option
+@click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
 @click.option(
     "--to",
     "target",
@@ -81,10 +78,6 @@ def command(
     The group must exist and have no members on the topic. Records that are skipped count as read, so
     `kpsplit retire` may delete them.
     """
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.status import seek_json, show_seek, target_text
-    from kpsplit.admin_cli.render.text import one_line
-
     with call.operations() as operations:
         seek = operations.plan_seek(group, partition, keys or WHOLE, target, new_group=new_group)
         if dry_run:

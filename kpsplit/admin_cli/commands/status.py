@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
 
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.failures import line_of
 from kpsplit.admin_cli.options import DURATION, TOPIC_OR_PARTITION
+from kpsplit.admin_cli.render.console import stdout
+from kpsplit.admin_cli.render.status import Drains, draw_statuses, statuses_json
 from kpsplit.admin_cli.settings import redactor_for
 from kpsplit.clock import monotonic
+from kpsplit.control.status import PartitionStatus
 from kpsplit.errors import KpsplitError, duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from kpsplit.admin import Admin
-    from kpsplit.admin_cli.render.status import Drains
-    from kpsplit.control.status import PartitionStatus
-    from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import PartitionState
 
 Found = tuple["list[PartitionStatus]", "Drains | None"]
 Look = Callable[[], Found]
@@ -62,7 +60,6 @@ def _drains(operations: Admin, state: PartitionState) -> Drains:
 
 
 def _show(call: Call, statuses: list[PartitionStatus], drains: Drains | None) -> None:
-    from kpsplit.admin_cli.render.status import draw_statuses, statuses_json
 
     if not statuses and not call.as_json:
         call.say("no topic is enrolled; enroll one with: kpsplit enroll TOPIC")
@@ -102,10 +99,6 @@ class StatusWatch:
         return f"{self.trouble}; nothing new for {duration(monotonic() - self._seen)}, trying again"
 
     def __rich__(self) -> RenderableType:
-        """Draw it."""
-        from rich.console import Group
-
-        from kpsplit.admin_cli.render.status import draw_statuses
 
         found = () if self.found is None else (draw_statuses(*self.found),)
         # Above what may be longer than the terminal is high.
@@ -113,9 +106,6 @@ class StatusWatch:
 
 
 def _watch(call: Call, look: Look, interval: float) -> None:
-    from rich.live import Live
-
-    from kpsplit.admin_cli.render.console import stdout
 
     console, watch = stdout(), StatusWatch(call, look)
     while call.as_json or not console.is_terminal:

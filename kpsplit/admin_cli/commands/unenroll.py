@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
+from kpsplit.admin import MAX_PAUSE_MS, Admin, Check, Enrolment, Observer, PhysicalPartition
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.failures import Interrupted, is_interrupt
 from kpsplit.admin_cli.operating import explained_interrupt
 from kpsplit.admin_cli.options import DURATION, TOPIC, dry_run_option, yes_option
+from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.control.returning import GROUPS, MERGED, acts_left, partition_obstacle
 from kpsplit.errors import CheckFailedError, KpsplitError, after_a_change
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kpsplit.admin import Admin, Check, Enrolment, Observer, PhysicalPartition
 
 _ACTS = {
     "record": "record how far the return is",
@@ -60,8 +58,6 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
     of the topic, stands before the latest merge, or has stopped with its key ranges apart. It takes the right
     to describe every group.
     """
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
-
     with call.operations() as operations:
         obstacles = operations.plan_unenrol(topic)
         if dry_run:
@@ -70,7 +66,7 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
         parents = _to_merge(operations, topic, obstacles)
         if parents and not merge and not yes:
             names = ", ".join(map(str, parents))
-            call.confirm(f"Merge {names} and retire the sub-topics first?", yes=False)
+            call.ask(f"Merge {names} and retire the sub-topics first?", yes=False)
             merge = True
         call.confirm(f"Lead {topic} back to plain clients?", yes)
         merged: list[PhysicalPartition] = []
@@ -109,8 +105,6 @@ def _explained_interrupt(call: Call, topic: str, merged: list[PhysicalPartition]
 
 def how_far(topic: str, recorded: Enrolment | None) -> str:
     """Say how far the return of a topic is by its latest record, and what is next."""
-    from kpsplit.control.returning import acts_left
-
     if recorded is None or not recorded.returning:
         return f"the return of {topic} was not begun"
     if recorded.left:
@@ -130,8 +124,6 @@ def _to_merge(operations: Admin, topic: str, obstacles: list[Check]) -> list[Phy
 
     None where something else forbids the return too, which a merge does not end: then that is said first.
     """
-    from kpsplit.control.returning import GROUPS, MERGED, partition_obstacle
-
     if not obstacles or any(check.name not in (MERGED, GROUPS) for check in obstacles):
         return []
     found = [(s.state.parent, partition_obstacle(s.state)) for s in operations.status(topic)]
@@ -141,7 +133,6 @@ def _to_merge(operations: Admin, topic: str, obstacles: list[Check]) -> list[Phy
 def _merge_and_retire(
     call: Call, operations: Admin, parent: PhysicalPartition, observer: Observer, wait: float
 ) -> None:
-    from kpsplit.admin import MAX_PAUSE_MS
 
     merged = [segment.source for segment in operations.lineage(parent).open_segments()] == [parent]
     if not merged:
@@ -158,7 +149,6 @@ def _merge_and_retire(
 
 
 def _show_plan(call: Call, operations: Admin, topic: str, obstacles: list[Check]) -> None:
-    from kpsplit.control.returning import acts_left
 
     recorded = operations.view().recorded(topic)
     acts = () if recorded is None else acts_left(recorded)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import NAME, SINCE, TOPIC_OR_PARTITION, require_spark, spark_size_options
+from kpsplit.admin_cli.render.console import StepProgress, stderr
+from kpsplit.admin_cli.render.text import safe
 from kpsplit.errors import (
     CheckFailedError,
     DeadlineExceededError,
@@ -18,14 +20,7 @@ from kpsplit.errors import (
     NotJudgedError,
 )
 from kpsplit.files import check_new_folder, check_writable, write_whole
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kpsplit.spark_jobs import Verdict
-
-TIMES_SECONDS = 20.0
-"""Limit for reading the clock times of the report; a time that is not read by then is left out."""
+from kpsplit.spark_jobs.verification.findings import Verdict, result_line, summary_lines
 
 
 @contextmanager
@@ -103,7 +98,6 @@ def command(
         check_writable(html, "choose another --html")
     from pyspark.sql import SparkSession
 
-    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
@@ -133,9 +127,7 @@ def command(
             except KpsplitError as error:
                 unwritten.append(error)
     if html is not None:
-        unwritten += write_page(
-            html, lambda: report_page(verdict, times_of(connection, verdict.snapshot, TIMES_SECONDS))
-        )
+        unwritten += write_page(html, lambda: report_page(verdict, times_of(connection, verdict.snapshot)))
     call.show(verdict.json(), lambda console: _show(verdict, console))
     conclude(verdict, call.say, unwritten)
 
@@ -148,20 +140,17 @@ def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     try:
         write_whole(path, page().encode())
     except KpsplitError as error:
-        return [KpsplitError(f"cannot write {path}: {error.message}")]
+        return [error]
     except Exception as error:  # noqa: BLE001 - a picture is no reason to hide a finding
-        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        return [KpsplitError(f"cannot write {path}: {why}")]
+        return [KpsplitError(f"cannot write {path}: {type(error).__name__}")]
     return []
 
 
-def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError] = ()) -> None:
+def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError]) -> None:
     """End with what was found; beside findings, what could not be written is only said.
 
     Raises CheckFailedError: there are findings; KpsplitError: something could not be written, or judged.
     """
-    from kpsplit.spark_jobs.verification.findings import result_line
-
     if unwritten and not verdict.defects:
         raise unwritten[0]
     for error in unwritten:
@@ -173,8 +162,5 @@ def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[K
 
 
 def _show(verdict: Verdict, console: Console) -> None:
-    from kpsplit.admin_cli.render.text import safe
-    from kpsplit.spark_jobs.verification.findings import summary_lines
-
     for line in summary_lines(verdict):
         console.print(safe(line), soft_wrap=True)

@@ -40,7 +40,6 @@ class QuietConsole(Console):
         )
 
     def on_broken_pipe(self) -> NoReturn:
-        """Let ``main`` end quietly."""
         raise BrokenPipeError
 
 
@@ -52,7 +51,7 @@ def stderr() -> QuietConsole:
     return QuietConsole(sys.stderr)
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str]) -> Table:
     """Return a table in the style of all tables: no lines, and numbers are never broken."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for column in columns:
@@ -63,41 +62,42 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def indented(what: RenderableType, by: int = 2) -> Padding:
-    return Padding(what, (0, 0, 0, by), expand=False)
+def indented(what: RenderableType) -> Padding:
+    return Padding(what, (0, 0, 0, 2), expand=False)
 
 
 _UNLIMITED = 10_000
 
 
-def fits(table: Table, console: Console, width: int) -> bool:
-    """Return whether a table can be drawn in that width without breaking any of its words."""
-    return Measurement.get(console, console.options.update_width(_UNLIMITED), table).maximum <= width
+class FittingTable:
+    """Rows with places and numbers: a table where it fits, else lines broken between words.
 
+    Args:
+        heads: the columns that begin a row's lines.
+        named: the columns that are named in them.
+        right: those of all columns that are numbers.
+    """
 
-class RangeTable:
-    """Ranges with their places and numbers: a table where it fits, else lines broken between words."""
+    def __init__(self, heads: Sequence[str], named: Sequence[str], right: Sequence[str]) -> None:
+        self._heads, self._named, self._right = heads, named, right
+        self._rows: list[tuple[str | Text, ...]] = []
 
-    def __init__(self, *numbers: str) -> None:
-        self._numbers = numbers
-        self._rows: list[tuple[Text, str, Sequence[str]]] = []
-
-    def add_row(self, label: Text, place: str, *numbers: str) -> None:
-        """Add a range, or an overflow, with where it is stored."""
-        self._rows.append((label, place, numbers))
+    def add_row(self, *cells: str | Text) -> None:
+        self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it for the width that there is."""
-        table = plain_table("range", "place", *self._numbers, right=self._numbers)
-        for label, place, numbers in self._rows:
-            table.add_row(label, Text(place), *numbers)
-        if fits(table, console, options.max_width):
+        table = plain_table(*self._heads, *self._named, right=self._right)
+        for row in self._rows:
+            table.add_row(*row)
+        if Measurement.get(console, options.update_width(_UNLIMITED), table).maximum <= options.max_width:
             yield table
             return
-        for label, place, numbers in self._rows:
-            yield Text.assemble(label, f"  {place}")
-            named = zip(self._numbers, numbers, strict=True)
-            yield indented(Text(", ".join(f"{name} {number}" for name, number in named if number)))
+        count = len(self._heads)
+        for row in self._rows:
+            if heads := [Text.assemble(cell) for cell in row[:count] if cell]:
+                yield Text("  ").join(heads)
+            named = zip(self._named, row[count:], strict=True)
+            yield indented(Text(", ".join(f"{name} {cell}".strip() for name, cell in named if cell)))
 
 
 _DONE = {

@@ -9,20 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, indented, plain_table
+from kpsplit.admin_cli.render.console import FittingTable, indented, plain_table
 from kpsplit.admin_cli.render.text import (
     bar,
-    count,
     one_line,
     percent,
-    percentile,
     place_json,
     segment_json,
     shorten,
     utc,
 )
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Spread
 from kpsplit.errors import duration, many
 from kpsplit.splitter.partition_state import OperationKind, Outcome, PartitionState, Result
 from kpsplit.splitter.records.producers import PauseReport
@@ -62,7 +60,6 @@ def _stretch(stretch: Stretch | None) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """Return what the plan does, in one line."""
     where = f"new sub-topic {plan.subtopic}" if plan.subtopic else str(plan.parent)
     into = many(len(plan.ranges), "range")
     if plan.kind is OperationKind.SPLIT:
@@ -124,13 +121,10 @@ def _drains(drains: Sequence[Drain]) -> Table:
     table = plain_table("group", "records to read", "takes about", right=("records to read",))
     for drain in drains[:MOST_GROUPS]:
         takes = Text("not moving", style="yellow") if drain.seconds is None else Text(duration(drain.seconds))
-        table.add_row(Text(shorten(one_line(drain.group), _LONGEST_KEY)), count(drain.left), takes)
+        table.add_row(Text(shorten(one_line(drain.group), _LONGEST_KEY)), f"{drain.left:,}", takes)
     if len(drains) > MOST_GROUPS:
         table.add_row(Text(f"and {len(drains) - MOST_GROUPS} more"), "", "")
     return table
-
-
-MEDIAN, TAIL = 0.5, 0.99
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -146,7 +140,6 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def outcome_json(outcome: Outcome, state: PartitionState) -> dict[str, Any]:
-    """Return how an attempt ended as JSON data."""
     return {
         **place_json(state.parent),
         "epoch": state.epoch,
@@ -186,24 +179,25 @@ def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took
     console.print(Text(text, style="bold green" if committed else "bold yellow"))
 
 
-def _open_ranges(state: PartitionState) -> RangeTable:
-    table = RangeTable("segment", "logical offsets")
+def _open_ranges(state: PartitionState) -> FittingTable:
+    numbers = ("segment", "logical offsets")
+    table = FittingTable(("range", "place"), numbers, right=numbers)
     for segment in state.lineage.open_segments():
-        numbers = f"{count(segment.progression.base)} + {count(segment.progression.stride)}·n"
-        table.add_row(Text(str(segment.range)), str(segment.source), str(segment.id), numbers)
+        logical = f"{segment.progression.base:,} + {segment.progression.stride:,}·n"
+        table.add_row(str(segment.range), str(segment.source), str(segment.id), logical)
     return table
 
 
-def _pause_summary(pauses: Mapping[str, PauseReport]) -> dict[str, int] | None:
-    values = [p.pause_ms for p in pauses.values()]
-    if not values:
+def _pause_summary(pauses: Mapping[str, PauseReport]) -> dict[str, float] | None:
+    if not pauses:
         return None
-    return {"p50": percentile(values, MEDIAN), "p99": percentile(values, TAIL), "max": max(values)}
+    spread = Spread.of(p.pause_ms for p in pauses.values())
+    return {"p50": spread.p50, "p99": spread.p99, "max": spread.most}
 
 
 def _pause_table(pauses: Mapping[str, PauseReport]) -> Table:
     numbers = ("pause", "records held", "strays sent again")
     table = plain_table("producer", *numbers, right=numbers)
     for name, pause in sorted(pauses.items()):
-        table.add_row(Text(one_line(name)), f"{pause.pause_ms} ms", count(pause.held), count(pause.strays))
+        table.add_row(Text(one_line(name)), f"{pause.pause_ms} ms", f"{pause.held:,}", f"{pause.strays:,}")
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable, fits, indented, plain_table
-from kpsplit.admin_cli.render.text import count, one_line, place_json, segment_json, utc
+from kpsplit.admin_cli.render.console import FittingTable, indented, plain_table
+from kpsplit.admin_cli.render.text import one_line, place_json, segment_json, utc
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.control.status import (
     Basis,
@@ -112,7 +112,7 @@ def _drain(one: GroupDrain) -> str:
     takes = "not moving" if seconds is None else f"about {duration(seconds)}"
     return (
         f"segment {one.segment.id} of {one.segment.source} drains: group {one_line(one.group)} has "
-        f"{count(one.left.offsets)} offsets to read, {takes}; slowest: {one.range}, {_owner(one)}"
+        f"{one.left.offsets:,} offsets to read, {takes}; slowest: {one.range}, {_owner(one)}"
     )
 
 
@@ -129,17 +129,18 @@ def _drain_json(one: GroupDrain) -> dict[str, Any]:
     }
 
 
-def _ranges(status: PartitionStatus) -> RangeTable:
-    table = RangeTable("segment", "log end", "logical end")
+def _ranges(status: PartitionStatus) -> FittingTable:
+    numbers = ("segment", "log end", "logical end")
+    table = FittingTable(("range", "place"), numbers, right=numbers)
     for segment in _shown(status):
         end = status.ends.get(segment.id)
-        logical = "" if end is None else count(segment.logical(max(end, segment.start)))
+        logical = "" if end is None else f"{segment.logical(max(end, segment.start)):,}"
         label = "overflow" if segment.kind is SegmentKind.OVERFLOW else str(segment.range)
         table.add_row(
             Text(label, style="yellow" if segment.kind is SegmentKind.OVERFLOW else ""),
             str(segment.source),
             str(segment.id),
-            "missing" if end is None else count(end),
+            "missing" if end is None else f"{end:,}",
             logical,
         )
     return table
@@ -246,7 +247,6 @@ def _range_json(status: PartitionStatus, segment: Segment) -> dict[str, Any]:
 _COLOURS = {SegmentKind.PARENT: "blue", SegmentKind.PHANTOM: "green", SegmentKind.OVERFLOW: "yellow"}
 _WIDEST_PICTURE = 96
 _MARGIN = 14
-_WIDE = 100
 
 
 def lineage_json(state: PartitionState) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def lineage_json(state: PartitionState) -> dict[str, Any]:
 def show_lineage(state: PartitionState, console: Console) -> None:
     console.print(Text(f"{state.parent}: epoch {state.epoch}, {state.phase}", style="bold"))
     console.print(Padding(_picture(state, console.width), (0, 0, 1, 2), expand=False))
-    console.print(indented(_segments(state.lineage, console.width >= _WIDE)))
+    console.print(indented(_segments(state.lineage)))
 
 
 def _picture(state: PartitionState, width: int) -> Table:
@@ -300,44 +300,27 @@ def _bar(segments: list[Segment], epoch: int, columns: int) -> Text:
     return line
 
 
-def _segments(lineage: Lineage, wide: bool) -> Table:
-    numbers = ("id", "start", "end")
-    table = (
-        plain_table(
-            "id", "kind", "range", "place", "start", "end", "logical", "epochs", "after", right=numbers
-        )
-        if wide
-        else plain_table("id", "kind", "stored at", "logical", "epochs", right=("id",))
-    )
+def _segments(lineage: Lineage) -> FittingTable:
+    named = ("start", "end", "logical", "epochs", "after")
+    table = FittingTable(("id", "kind", "range", "place"), named, right=("id", "start", "end"))
     for s in lineage:
-        kind = Text(s.kind.value, style=_COLOURS[s.kind])
-        end = "open" if s.end is None else count(s.end)
         closed = "" if s.closed_epoch is None else str(s.closed_epoch)
-        epochs = f"{s.opened_epoch}–{closed}"
-        logical = f"{count(s.progression.base)} + {count(s.progression.stride)}·n"
-        after = ", ".join(map(str, s.predecessors))
-        if wide:
-            table.add_row(
-                str(s.id),
-                kind,
-                str(s.range),
-                Text(str(s.source)),
-                count(s.start),
-                end,
-                logical,
-                epochs,
-                after,
-            )
-        else:
-            stored = Text(f"{s.source}\n{s.range}\n{count(s.start)} to {end}")
-            since = f"\nafter {after}" if after else ""
-            table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{since}")
+        table.add_row(
+            str(s.id),
+            Text(s.kind.value, style=_COLOURS[s.kind]),
+            str(s.range),
+            str(s.source),
+            f"{s.start:,}",
+            "open" if s.end is None else f"{s.end:,}",
+            f"{s.progression.base:,} + {s.progression.stride:,}·n",
+            f"{s.opened_epoch}–{closed}",
+            ", ".join(map(str, s.predecessors)),
+        )
     return table
 
 
 NUMBERS = ("segment", "offset", "logical", "lag")
 UNKNOWN = "-"
-_INDENT = 2
 
 
 def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
@@ -345,17 +328,11 @@ def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, A
 
 
 def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
-    """Print the progress of a group."""
     for progress in found:
         state = progress.state
-        lag = UNKNOWN if progress.lag is None else count(progress.lag)
-        head = f"{state.parent}: epoch {state.epoch}, lag {lag}, group {progress.group_state}"
+        head = f"{state.parent}: epoch {state.epoch}, lag {_lag(progress.lag)}, group {progress.group_state}"
         console.print(Text(head, style="bold"))
-        table = _table(progress)
-        if fits(table, console, console.width - _INDENT):
-            console.print(indented(table))
-        else:
-            console.print(Group(*_lines(progress)))
+        console.print(indented(_table(progress)))
 
 
 def draw_groups(groups: Mapping[str, Sequence[PartitionProgress]]) -> Table:
@@ -370,14 +347,12 @@ def draw_groups(groups: Mapping[str, Sequence[PartitionProgress]]) -> Table:
             drains = sorted({segment for range_ in progress.ranges for segment in range_.to_drain})
             state = progress.group_state
             members = state if state == "in rebalance" else str(len(owners))
-            lag = UNKNOWN if progress.lag is None else count(progress.lag)
             text = f"segment {', '.join(map(str, drains))}" if drains else ""
-            table.add_row(one_line(group), str(progress.state.parent), members, lag, text)
+            table.add_row(one_line(group), str(progress.state.parent), members, _lag(progress.lag), text)
     return table
 
 
 def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
-    """Return a seek as JSON data."""
     return {
         "group": seek.group,
         **place_json(seek.state.parent),
@@ -398,7 +373,6 @@ def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
 
 
 def show_seek(seek: Seek, console: Console) -> None:
-    """Print where a range stands after a seek."""
     table = plain_table("place", "segment", "offset", "logical", right=("segment", "offset", "logical"))
     for segment, next_ in _positions(seek):
         table.add_row(str(segment.source), str(segment.id), str(next_), str(segment.logical(next_)))
@@ -416,26 +390,13 @@ def _positions(seek: Seek) -> list[tuple[Segment, int]]:
 
 
 def target_text(target: SeekTarget) -> str:
-    """Return where a seek goes, in words."""
     if target.whence is Whence.OFFSET:
         return f"offset {target.number}"
     return utc(target.number) if target.whence is Whence.TIMESTAMP else target.whence.value
 
 
-def _lines(progress: PartitionProgress) -> Iterator[RenderableType]:
-    """Yield what ``_table`` shows in lines, for a narrow terminal: they are broken between words only."""
-    for range_ in progress.ranges:
-        owner = "" if range_.owner is None else f" {_owner(range_)}"
-        basis = "" if range_.left else f" {range_.basis.value}"
-        yield indented(Text(f"{range_.range}{owner}{basis}"))
-        for left in range_.left:
-            place, _, offset, logical, lag, what = _segment_cells(left)
-            text = f"{place} offset {offset} logical {logical} lag {lag} {what}"
-            yield indented(Text(text.rstrip()), 4)
-
-
-def _table(progress: PartitionProgress) -> Table:
-    table = plain_table("range", "owner", "place", *NUMBERS, "", right=NUMBERS)
+def _table(progress: PartitionProgress) -> FittingTable:
+    table = FittingTable(("range", "owner", "place"), (*NUMBERS, ""), right=NUMBERS)
     for range_ in progress.ranges:
         rows = [_segment_cells(left) for left in range_.left] or [("", "", "", "", "", range_.basis.value)]
         for number, (place, *cells) in enumerate(rows):
@@ -444,12 +405,14 @@ def _table(progress: PartitionProgress) -> Table:
     return table
 
 
+def _lag(offsets: int | None) -> str:
+    return UNKNOWN if offsets is None else f"{offsets:,}"
+
+
 def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
-    lag = UNKNOWN if left.lag is None else count(left.lag)
-    what = "" if left.ready else "waits"
-    if left.ready and left.draining:
-        what = "drains"
-    return (str(left.segment.source), str(left.segment.id), str(left.next), str(left.logical), lag, what)
+    lag = _lag(left.lag)
+    place, number = str(left.segment.source), str(left.segment.id)
+    return place, number, str(left.next), str(left.logical), lag, left.stage
 
 
 def _owner(range_: RangeProgress | GroupDrain) -> str:

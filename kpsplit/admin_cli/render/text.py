@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import base64
 import unicodedata
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
@@ -76,11 +73,6 @@ def shorten(text: str, longest: int) -> str:
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def count(number: int) -> str:
-    """Return a number with separators: ``1,234,567``."""
-    return f"{number:,}"
-
-
 def utc(ms: int) -> str:
     """Return a time (ms since 1970) to the second."""
     try:
@@ -94,13 +86,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
 
 
-def bar(share: float, width: int = 20) -> str:
+def bar(share: float, width: int) -> str:
     """Return a bar of at most ``width`` characters for a share."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def percentile(values: Sequence[int], share: float) -> int:
-    """Return the nearest-rank percentile of some values, 0 if there are none."""
-    ordered = sorted(values)
-    return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0

@@ -16,7 +16,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.spark_jobs.gather import Gatherer, parents_of, wrong_topics
-from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
+from kpsplit.spark_jobs.regions import Bound, Region, logical_offsets, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
@@ -46,22 +46,21 @@ def beginning(connection: Connection, query: Query) -> StreamPositions:
     """
     start, at = query.start, timestamp_ms(query.start)
     snapshot = Gatherer(connection, query.topic, query.partitions, query.patience).snapshot()
-    logical = start if isinstance(start, Mapping) else {}
-    if unknown := sorted(set(logical) - {s.parent.partition for s in snapshot.states}):
-        raise UsageError(f"an offset is given for partition {unknown[0]}, which is not read")
+    named = logical_offsets(start, {s.parent.partition for s in snapshot.states})
     young = {} if at is None else ClusterAdmin(connection).offsets_at(snapshot.bounds, at)
     return {
-        s.parent.partition: _position_of(snapshot, s, _target(start, at, s.parent.partition), young)
+        s.parent.partition: _position_of(
+            snapshot, s, _target(start, at, named.get(s.parent.partition)), young
+        )
         for s in snapshot.states
     }
 
 
-def _target(start: Bound, at: int | None, partition: int) -> SeekTarget:
+def _target(start: Bound, at: int | None, offset: int | None) -> SeekTarget:
     if at is not None:
         return SeekTarget(Whence.TIMESTAMP, at)
-    if isinstance(start, Mapping):
-        named = partition in start
-        return SeekTarget(Whence.OFFSET, start[partition]) if named else SeekTarget(Whence.EARLIEST)
+    if offset is not None:
+        return SeekTarget(Whence.OFFSET, offset)
     return SeekTarget(Whence.LATEST if start == "latest" else Whence.EARLIEST)
 
 

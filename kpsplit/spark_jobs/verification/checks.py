@@ -221,22 +221,13 @@ def suspects(snapshot: Snapshot, spans: Collection[SegmentSpan]) -> set[tuple[in
         by_writer[span.partition, span.producer][span.segment] = span
     found: set[tuple[int, str, int]] = set()
     for (partition, producer), mine in by_writer.items():
-        earlier = ancestors(states[partition])
+        lineage = states[partition].lineage
         for segment, span in mine.items():
-            later = [i for i in earlier[segment] if i in mine and mine[i].last >= span.first]
+            keys, before = lineage.get(segment).range, lineage.ancestors(segment) & mine.keys()
+            sharing = (s.id for s in lineage if s.id in before and s.range.overlaps(keys))
+            later = [i for i in sharing if mine[i].last >= span.first]
             if span.descents or later:
                 found.update((partition, producer, i) for i in (segment, *later))
-    return found
-
-
-def ancestors(state: PartitionState) -> dict[int, set[int]]:
-    """Return, per segment, the ids of all segments before it that share keys with it."""
-    known: dict[int, Segment] = {}
-    found: dict[int, set[int]] = {}
-    for s in state.lineage:
-        before = set(s.predecessors).union(*(found.get(p, set()) for p in s.predecessors))
-        found[s.id] = {i for i in before if i in known and known[i].range.overlaps(s.range)}
-        known[s.id] = s
     return found
 
 

@@ -28,8 +28,8 @@ def in_order(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFr
     found: list[tuple[PartitionState, LoggedCommit, bool]] = []
     for state in snapshot.states:
         first = start.commits_read.get(state.parent.partition, 0)
-        here = (c for c in snapshot.commits if c.parent == state.parent)
-        mine = [c for c in here if groups is None or c.group in groups]
+        here = (c for c in snapshot.commits if c.key.parent == state.parent)
+        mine = [c for c in here if groups is None or c.key.group in groups]
         found += [(state, c, c.log_offset >= first) for c in sorted(mine, key=lambda c: c.log_offset)]
     return found
 
@@ -42,7 +42,7 @@ def commits_within_data(snapshot: Snapshot, commits: JudgedCommits) -> Iterator[
     """
     over = _withdrawn(commits)
     for state, logged, is_new in commits:
-        last = over.get((logged.group, logged.parent), -1)
+        last = over.get((logged.key.group, logged.key.parent), -1)
         if is_new and logged.log_offset > last and isinstance(logged.commit, RangeCommit):
             yield from _outside_data(snapshot, state, logged.commit)
 
@@ -51,9 +51,9 @@ def _withdrawn(commits: JudgedCommits) -> dict[tuple[str, PhysicalPartition], in
     """Return where in the offset log the last commit of a group in a partition was withdrawn."""
     fold, found = CommitFold(), dict[tuple[str, PhysicalPartition], int]()
     for _, logged, _ in commits:
-        logged.fold_into(fold)
-        if logged.commit is None and not fold.keys(logged.group, logged.parent):
-            found[logged.group, logged.parent] = logged.log_offset
+        fold.take(logged.key, logged.commit, logged.log_offset)
+        if logged.commit is None and not fold.keys(logged.key.group, logged.key.parent):
+            found[logged.key.group, logged.key.parent] = logged.log_offset
     return found
 
 
@@ -62,8 +62,8 @@ def commits_move_forward(commits: JudgedCommits) -> Iterator[Finding]:
     fold = CommitFold()
     for state, logged, is_new in commits:
         if is_new and isinstance(logged.commit, RangeCommit):
-            yield from _going_back(fold, state, logged, logged.commit)
-        logged.fold_into(fold)
+            yield from _going_back(fold, state, logged.commit)
+        fold.take(logged.key, logged.commit, logged.log_offset)
 
 
 def commits_leave_no_gap(snapshot: Snapshot, groups: Collection[str] | None) -> Iterator[Finding]:
@@ -97,13 +97,11 @@ def _outside(snapshot: Snapshot, segment: Segment, commit: RangeCommit, next_: i
     return f"it ends at {end}" if end is not None and next_ > end else None
 
 
-def _going_back(
-    fold: CommitFold, state: PartitionState, logged: LoggedCommit, commit: RangeCommit
-) -> Iterator[Finding]:
+def _going_back(fold: CommitFold, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
     """Compare with what the group had committed for the same keys; a seek may go anywhere."""
     if commit.cause is not Cause.PROGRESS:
         return
-    for piece, before in fold.cursors(logged.group, logged.parent, commit.range):
+    for piece, before in fold.cursors(commit.group, commit.parent, commit.range):
         now = cursor_of(commit, piece)
         if before is None or before.ahead_of(state.lineage) or now.ahead_of(state.lineage):
             continue

@@ -173,31 +173,29 @@ COUNTED = 10 * MOST
 """So many rows of one kind are fetched from Spark to be counted; of more, it is said that they are more."""
 
 
-def limited(findings: Iterable[Finding], counted: int = COUNTED) -> list[Finding]:
-    """Return at most ``MOST`` findings of each check and severity; the last counts the rest.
-
-    ``counted``: from so many on there may be more than were fetched.
-    """
-    kept: dict[tuple[str, Severity], list[Finding]] = {}
-    rest: dict[tuple[str, Severity], int] = {}
+def limited(findings: Iterable[Finding]) -> list[Finding]:
+    """Return at most ``MOST`` findings of each check and severity; the last counts the rest."""
+    kinds: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in findings:
-        key = finding.check, finding.severity
-        mine = kept.setdefault(key, [])
-        if len(mine) < MOST:
-            mine.append(finding)
-        else:
-            rest[key] = rest.get(key, 0) + 1
-    for (check, severity), more in rest.items():
-        mine = kept[check, severity]
-        least = "at least " if MOST + more >= counted and severity is Severity.FINDING else ""
-        message = f"{least}{more:,} more findings"
-        mine.append(Finding(severity, mine[-1].parent, message, count=more, check=check))
-    return [finding for mine in kept.values() for finding in mine]
+        kinds.setdefault((finding.check, finding.severity), []).append(finding)
+    found: list[Finding] = []
+    for (check, severity), mine in kinds.items():
+        found += mine[:MOST]
+        if (more := len(mine) - MOST) > 0:
+            least = "at least " if len(mine) >= COUNTED and severity is Severity.FINDING else ""
+            message = f"{least}{more:,} more findings"
+            found.append(Finding(severity, mine[MOST - 1].parent, message, count=more, check=check))
+    return found
 
 
 _SIGNS = {"ok": "ok", "found": "FOUND", "unproven": "?"}
 _EXAMPLES = 5
-_ORDER = list(Severity)
+
+
+def by_weight(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with those first that weigh most."""
+    order = list(Severity)
+    return sorted(findings, key=lambda f: order.index(f.severity))
 
 
 def summary_lines(verdict: Verdict) -> Iterator[str]:
@@ -207,7 +205,7 @@ def summary_lines(verdict: Verdict) -> Iterator[str]:
     width = max(map(len, verdict.checks), default=0)
     for check, meaning in verdict.checks.items():
         yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{width}}  {meaning}"
-        found = sorted(verdict.of(check), key=lambda f: _ORDER.index(f.severity))
+        found = by_weight(verdict.of(check))
         for finding in found[:_EXAMPLES]:
             yield f"      {_line(finding)}"
         if len(found) > _EXAMPLES:

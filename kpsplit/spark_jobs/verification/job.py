@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kpsplit.clock import Deadline
+from kpsplit.clock import Deadline, wall_ms
 from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -92,7 +92,7 @@ def verify(
 def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
     """Return where a time is in the logs of a snapshot."""
     at = timestamp_ms(time_)
-    if at is None or at > time.time_ns() // 1_000_000:
+    if at is None or at > wall_ms():
         raise UsageError("the time from which on is judged lies in the future", hint="give an earlier one")
     logs = {commit.log for commit in snapshot.commits}
     places = [*(place for place in snapshot.bounds if place not in snapshot.gone), *sorted(logs)]

@@ -317,8 +317,7 @@ def _closed_by_merge(lineage: Lineage, segment: int) -> bool:
     """Return whether what comes directly after a segment took over from others as well (overflows aside)."""
     return any(
         sum(lineage.get(p).kind is not SegmentKind.OVERFLOW for p in s.predecessors) > 1
-        for s in lineage
-        if segment in s.predecessors
+        for s in lineage.successors(segment)
     )
 
 
@@ -357,7 +356,7 @@ def _cut(bounds: LogEnds, place: PhysicalPartition, since: Since) -> int:
 
 def _commits_read(snapshot: Snapshot, state: PartitionState, since: Since) -> int:
     """Return the offset of the offset log from which on a partition's range commits are not older."""
-    mine = [c for c in snapshot.commits if c.parent == state.parent]
+    mine = [c for c in snapshot.commits if c.key.parent == state.parent]
     if not mine:
         return 0
     return since.first.get(mine[0].log, max(c.log_offset + 1 for c in mine))

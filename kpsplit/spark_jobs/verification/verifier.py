@@ -205,12 +205,11 @@ class Verifier:
         """Run all checks. Blocks until Spark is done; the bitmaps are let go of at the end."""
         since = self.start.since
         try:
-            found = list(self._findings())
             return Verdict(
                 self.snapshot.topic,
                 tuple(state.parent.partition for state in self.snapshot.states),
                 self.snapshot,
-                tuple(limited(found, COUNTED)),
+                tuple(limited(self._findings())),
                 tuple(unjudged(self.snapshot, self.totals)),
                 segment_totals(self.snapshot, self.totals),
                 tuple(sorted(self.groups or self.snapshot.groups())),
