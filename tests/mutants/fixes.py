@@ -512,6 +512,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_stream_plan.py",
     ),
     (
+        "subscribe beside what is assigned by hand of an enrolled topic",
+        "consumer.application_requests",
+        "if names and not self._subscribing.is_wanted():",
+        "if False:",
+        "unit/test_consumer_bookmarks.py",
+    ),
+    (
+        "let a member that has something by hand stay in its group though nobody polls",
+        "consumer.engine",
+        "any(not h.by_hand for h in self.slots)",
+        "not any(h.by_hand for h in self.slots)",
+        "unit/test_consumer_bookmarks.py",
+    ),
+    (
         "search a log from the segment's start",
         "producer.send_state",
         "self._pend(writer, writer.unplaced, Unplaced(record, answer, earliest))",
