@@ -9,7 +9,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,7 +23,9 @@ from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.producer.fence_task import Takeover
 from kpsplit.producer.lease import LeaseTask
+from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Phase, Result
@@ -45,6 +48,9 @@ from tests.broker.producing import Journal, Writer, eventually, records_of
 pytestmark = [pytest.mark.broker]
 
 LONG_LEASE_MS = 5_000
+LINGER_MS = 200_000
+"""Records leave the queue when they are flushed, and not before: it outlasts each wait of a test."""
+SECONDS = 180.0
 
 
 class Unhurried(NamedTuple):
@@ -74,16 +80,20 @@ def begun(producer: Producer, topic: str, journal: Journal) -> None:
     assert producer.flush(30) == 0
 
 
-def die_in_the_fence(operations: Admin, parent: PhysicalPartition, max_pause_ms: int = 300) -> None:
-    """Begin a split and leave it at its fence; anew where the machine was too slow for so short a pause."""
-    while True:
-        plan = operations.plan_split(parent, 2, even=True)
-        try:
-            operations.run(plan, max_pause_ms=max_pause_ms, observer=dying_after("Fence"), force=True)
-        except DiedError:
-            return
-        except DeadlineExceededError:
-            continue
+def die_in_the_fence(operations: Admin, parent: PhysicalPartition) -> None:
+    """Begin a split and leave it at its fence, however long it took to come there; max-pause is short."""
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiedError):
+        patch.setattr(Driver, "_pause_limit", lambda _driver, _state, deadline: deadline)
+        operations.run(plan, max_pause_ms=300, observer=dying_after("Fence"), force=True)
+
+
+@contextmanager
+def no_takeover() -> Iterator[None]:
+    """Have no producer of this process look whether it is to take over, for as long as the block lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Takeover, "check", lambda *_: None)
+        yield
 
 
 def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bootstrap, make_topic) -> None:
@@ -164,17 +174,18 @@ def test_a_producer_takes_over_from_an_operator_that_died_in_the_fence(
     small = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 10}
     with Producer(small) as producer:
         begun(producer, topic, journal)
-        die_in_the_fence(operations, parent)
-        eventually(lambda: producer.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
-        for _ in range(10):
-            producer.produce(topic, b"", b"first", on_delivery=lambda *_: None)
-        assert len(producer) == 10
-        with pytest.raises(BufferError):
-            producer.produce(topic, b"one too many", b"first")
-        assert producer.flush(0.2) == 10, "what is held counts"
-        assert producer.flush(30) == 0
+        with no_takeover():
+            die_in_the_fence(operations, parent)
+            eventually(lambda: producer.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+            for _ in range(10):
+                producer.produce(topic, b"", b"first", on_delivery=lambda *_: None)
+            assert len(producer) == 10
+            with pytest.raises(BufferError):
+                producer.produce(topic, b"one too many", b"first")
+            assert producer.flush(0.2) == 10, "what is held counts"
+        assert producer.flush(SECONDS) == 0
         journal.send(producer, topic, b"first")
-        assert producer.flush(30) == 0
+        assert producer.flush(SECONDS) == 0
     state = state_of(operations, parent)
     assert (state.phase, state.epoch) == (Phase.STEADY, 0)
     assert state.last and (state.last.result, state.last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
@@ -245,8 +256,7 @@ def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_se
     parent = enrolled(operations, topic)
     journal = Journal()
     told: list[tuple[str, str]] = []
-    settings = {"bootstrap.servers": bootstrap, "linger.ms": 2500, "message.timeout.ms": 3000}
-    with Producer(settings) as producer:
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": LINGER_MS}) as producer:
         begun(producer, topic, journal)
 
         def ours() -> Any:
@@ -258,15 +268,17 @@ def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_se
         eventually(lambda: ours().waiting == 0, "librdkafka to have the record")
         monkeypatch.setattr(LeaseTask, "renew", lambda self: None)
         eventually(lambda: not producer.layout_stats().lease_valid, "the lease to run out")
-        eventually(lambda: producer.poll(0) or ours().pending, "the broker's acknowledgement")
+        eventually(lambda: producer.flush(0.1) and ours().pending, "the broker's acknowledgement")
         assert told == [] and len(producer) == 1
+        in_no_time = replace(producer._state.settings, message_timeout=0.0)
+        monkeypatch.setattr(producer._state, "settings", in_no_time)
         eventually(lambda: producer.poll(0.1) or told, "the report")
         ((name, text),) = told
         assert name == "_MSG_TIMED_OUT" and "may have been written" in text
         assert (len(producer), ours().pending, ours().failed) == (0, 0, 1)
         monkeypatch.undo()
         journal.send(producer, topic, b"first")
-        assert producer.flush(30) == 0
+        assert producer.flush(SECONDS) == 0
     assert [m.value() for m in records(bootstrap, parent)] == [b"p:first:0", b"late", b"p:first:1"]
 
 
@@ -296,7 +308,7 @@ class Child:
 def child_of(bootstrap: str) -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
-    def start(topic: str, linger_ms: int = 400) -> Child:
+    def start(topic: str, linger_ms: int = LINGER_MS) -> Child:
         children.append(Child(bootstrap, topic, linger_ms))
         return children[-1]
 
@@ -306,7 +318,10 @@ def child_of(bootstrap: str) -> Iterator[Callable[..., Child]]:
 
 
 def suspended_across(child: Child, operation: Callable[[], Any]) -> dict[str, Any]:
-    """Let a child queue records, suspend it, run an operation, wake it; return what it was told."""
+    """Let a child queue records, suspend it, run an operation, wake it; return what it was told.
+
+    It sends nothing of them before: they linger until it is told to flush, or its fence asks for them.
+    """
     assert child.tell("send 5") == "sent\n"
     child.process.send_signal(signal.SIGSTOP)
     operation()
@@ -609,19 +624,20 @@ def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_abo
     transactional.begin_transaction()
     journal.send(transactional, topic, b"key")
     transactional.commit_transaction(30)
-    die_in_the_fence(operations, parent)
-    eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
     dropped: list[Any] = []
-    transactional.begin_transaction()
-    transactional.produce(
-        topic, b"dropped", b"key", on_delivery=lambda error, _: dropped.append(error.name())
-    )
-    assert transactional.layout_stats().partitions[f"{topic}/0"].waiting == 1
-    transactional.abort_transaction(30)
-    transactional.begin_transaction()
-    journal.send(transactional, topic, b"key")
-    transactional.commit_transaction(30)
-    assert transactional.flush(30) == 0
+    with no_takeover():
+        die_in_the_fence(operations, parent)
+        eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+        transactional.begin_transaction()
+        transactional.produce(
+            topic, b"dropped", b"key", on_delivery=lambda error, _: dropped.append(error.name())
+        )
+        assert transactional.layout_stats().partitions[f"{topic}/0"].waiting == 1
+        transactional.abort_transaction(SECONDS)
+        transactional.begin_transaction()
+        journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(SECONDS)
+    assert transactional.flush(SECONDS) == 0
     assert dropped == ["_PURGE_QUEUE"]
     journal.check(operations, bootstrap, topic)
     assert state_of(operations, parent).phase is Phase.STEADY
