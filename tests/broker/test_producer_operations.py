@@ -11,18 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer, StepDone
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import OperationLog
 from kpsplit.producer.fence_task import Takeover
 from kpsplit.producer.lease import LeaseTask
 from kpsplit.splitter.driver import Driver
@@ -47,31 +44,20 @@ from tests.broker.producing import Journal, Writer, eventually, records_of
 
 pytestmark = [pytest.mark.broker]
 
-LONG_LEASE_MS = 5_000
 LINGER_MS = 200_000
 """Records leave the queue when they are flushed, and not before: it outlasts each wait of a test."""
 SECONDS = 180.0
 
 
-class Unhurried(NamedTuple):
-    """A cluster of one broker on which a lease outlasts any delay of a test."""
-
-    bootstrap: str
-    operations: Admin
-
-    def topic(self, name: str) -> str:
-        """Make a topic of one partition."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
-        return name
+def await_silence(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have operators wait so long for producers that do not answer: a slow one is not silent then."""
+    monkeypatch.setattr(OperationLog, "lease_seconds", lambda _: seconds)
 
 
-@pytest.fixture(scope="module")
-def unhurried(kafka_runtime: KafkaRuntime) -> Iterator[Unhurried]:
-    """For tests of producers that answer in time: one that answers too late is fenced, and rightly so."""
-    with DevCluster(1) as alone, Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
-        operations.initialise(lease_ms=LONG_LEASE_MS)
-        yield Unhurried(alone.bootstrap, operations)
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators cut nothing before every producer has answered; max-pause alone ends the wait."""
+    await_silence(monkeypatch, 3600.0)
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -137,9 +123,11 @@ def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bo
     assert stats.last_error is None
 
 
-def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(unhurried) -> None:
-    bootstrap, operations = unhurried
-    topic, other = unhurried.topic("enrolled-under-writes"), unhurried.topic("written-beside")
+@pytest.mark.usefixtures("patient")
+def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(
+    operations, bootstrap, make_topic
+) -> None:
+    topic, other = make_topic(), make_topic()
     parent = PhysicalPartition(topic, 0)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap}) as producer:
@@ -204,9 +192,9 @@ def test_a_new_producer_takes_over_where_nobody_else_is_left(operations, bootstr
     assert state_of(operations, parent).phase is Phase.STEADY
 
 
-def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> None:
-    bootstrap, operations = unhurried
-    topic = unhurried.topic("never-polled")
+@pytest.mark.usefixtures("patient")
+def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
     parent = enrolled(operations, topic)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 50}) as producer:
@@ -221,10 +209,12 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> 
     assert journal.check(operations, bootstrap, topic).strays == 0
 
 
-def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(unhurried) -> None:
+@pytest.mark.usefixtures("patient")
+def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(
+    operations, bootstrap, make_topic
+) -> None:
     """The application does not poll: the library's thread waits for 50,000 records with linger.ms 500."""
-    bootstrap, operations = unhurried
-    topic = unhurried.topic("lingering")
+    topic = make_topic()
     parent = enrolled(operations, topic)
     journal = Journal()
     queued = 50_000
@@ -523,11 +513,11 @@ def begin_then_split(
 
 
 def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
-    unhurried,
+    operations, bootstrap, make_topic, monkeypatch
 ) -> None:
-    bootstrap, operations = unhurried
-    topic, name, journal, told = unhurried.topic("taken-over"), "tx", Journal(), list[StepDone]()
-    parent = enrolled(operations, topic)
+    await_silence(monkeypatch, 5.0)
+    topic, journal, told = make_topic(), Journal(), list[StepDone]()
+    name, parent = topic, enrolled(operations, topic)
     crash_in_a_transaction(bootstrap, name, topic)
     with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as successor:
         successor.init_transactions(60)
