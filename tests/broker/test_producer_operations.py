@@ -221,18 +221,22 @@ def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_ord
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 500}) as producer:
         begun(producer, topic, journal)
 
+        def ours() -> Any:
+            return producer.layout_stats().partitions[f"{topic}/0"]
+
         def fill(step: StepDone) -> None:
             if step.name == "Prepare":
                 for n in range(queued):
                     journal.send(producer, topic, b"key-%d" % (n % 50))
+                eventually(lambda: not ours().waiting, "librdkafka to have all: a lease may have run out")
 
         plan = operations.plan_split(parent, 2, even=True)
         report = operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=fill)
         assert report.outcome.result is Result.COMMITTED
         for n in range(100):
             journal.send(producer, topic, b"key-%d" % (n % 50))
-        assert producer.flush(60) == 0
-        mine = producer.layout_stats().partitions[f"{topic}/0"]
+        assert producer.flush(SECONDS) == 0
+        mine = ours()
     tally = journal.check(operations, bootstrap, topic)
     assert (mine.epoch, mine.failed, mine.strays, tally.strays) == (1, 0, 0, 0)
     assert sum(mine.delivered.values()) == queued + 101
