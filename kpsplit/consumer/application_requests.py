@@ -49,9 +49,9 @@ from kpsplit.splitter.records.offsets import Bookmark
 
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 
-_SUBSCRIBED = (
-    "{} is enrolled, and this consumer is subscribed: outside on_assign nothing of it can be assigned by "
-    "hand; nothing was changed; call unsubscribe() first"
+_NOT_BOTH = (
+    "{} is enrolled: outside on_assign nothing of it can be assigned by hand beside a subscription; "
+    "nothing was changed; call {} first"
 )
 
 SlotName = tuple[str, int, int]
@@ -327,7 +327,8 @@ class ApplicationRequests:
 
     def assign(self, starts: Mapping[PhysicalPartition, Cursor | None], *, more: bool) -> None:
         """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
-        self._refuse_in_group(parent.topic for parent in starts)
+        if self._subscribing.is_wanted():
+            self._refuse_both((parent.topic for parent in starts), "unsubscribe()")
         new = []
         for parent, cursor in starts.items():
             assigned = by_hand(self._slots.metadata.subscribed(parent.topic), parent.partition)
@@ -341,7 +342,8 @@ class ApplicationRequests:
 
     def assign_slots(self, names: Sequence[SlotName], bookmarks: Sequence[Bookmark]) -> None:
         """Hold single slots without a group, each from its bookmarks where there are some."""
-        self._refuse_in_group(topic for topic, _, _ in names)
+        if self._subscribing.is_wanted():
+            self._refuse_both((topic for topic, _, _ in names), "unsubscribe()")
         metadata = self._slots.metadata
         new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in names]
         self._begin_by(bookmarks, new)
@@ -373,23 +375,27 @@ class ApplicationRequests:
             if assigned.saved:
                 assigned.begin_by_bookmarks(now.lineage)
 
-    def _refuse_in_group(self, topics: Iterable[str]) -> None:
+    def subscribe(self, names: Sequence[str]) -> None:
+        """Take a new subscription; an empty one is none."""
+        if names and not self._subscribing.is_wanted():
+            self._refuse_both((h.parent.topic for h in self._slots if h.by_hand), "unassign()")
+        self._subscribing.subscribe(names)
+
+    def _refuse_both(self, topics: Iterable[str], first: str) -> None:
         """Refuse to read enrolled topics by hand beside a group's slots.
 
-        As a member's, its commits would overwrite those of the slots' owners; as nobody's they are refused.
+        As a member's, commits would overwrite those of the slots' owners; as nobody's they are refused.
 
         Raises:
-            KafkaException: there is a subscription, and an enrolled topic is among these.
+            KafkaException: an enrolled topic is among these.
         """
-        if self._subscribing.is_wanted():
-            for topic in topics:
-                if not self._slots.metadata.subscribed(topic).mode.plain:
-                    raise KafkaException(KafkaError(KafkaError._STATE, _SUBSCRIBED.format(topic)))
+        for topic in topics:
+            if not self._slots.metadata.subscribed(topic).mode.plain:
+                raise KafkaException(KafkaError(KafkaError._STATE, _NOT_BOTH.format(topic, first)))
 
     def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
         if not more:
             self.let_go(list(self._slots))
-        self._subscribing.by_hand = True
         self._membership.hold(new)
 
     def unassign(self, parts: Iterable[TopicPartition]) -> None:
@@ -401,7 +407,6 @@ class ApplicationRequests:
         """Hand slots over without a callback."""
         self._membership.hand_over(assigned_slots, call_back=False)
         if not len(self._slots):
-            self._subscribing.by_hand = False
             self._membership.left()
 
 

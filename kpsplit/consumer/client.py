@@ -120,7 +120,7 @@ class Consumer(confluent_kafka.Consumer):
 
         def subscribe() -> None:
             session.engine.membership.callbacks.use(self, on_assign, on_revoke, on_lost)
-            session.engine.subscribing.subscribe(topics)
+            session.calls.subscribe(topics)
 
         session.ask(subscribe)
 

@@ -398,7 +398,7 @@ class Engine(threading.Thread):
                 self.subscribing.come_back()
             return
         idle = now - self._polled_at
-        in_group = len(self.slots) and not self.membership.away and not self.subscribing.by_hand
+        in_group = not self.membership.away and any(not h.by_hand for h in self.slots)
         if in_group and idle > self.settings.max_poll_interval:
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
 

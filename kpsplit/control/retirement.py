@@ -233,21 +233,24 @@ class Retirement:
         return deleted
 
     def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
-        """Delete a sub-topic; nothing is deleted that was not looked at before.
+        """Delete a sub-topic and wait until no broker lists it; delete nothing that was not looked at.
 
         Return False also for one that an earlier ``retire`` has deleted: a stale broker lists it.
         """
         if subtopic.name in self._gone:
             return True
+        deleted = True
         try:
             if held_segments(state, subtopic.name):
                 there = self._admin.delete(subtopic.name, answer_within(deadline))
-                return there or subtopic.state is not SubTopicState.RETIRED
-            self._subtopics.delete_abandoned(subtopic.name, deadline)
+                deleted = there or subtopic.state is not SubTopicState.RETIRED
+            else:
+                self._subtopics.delete_abandoned(subtopic.name, deadline)
         except CheckFailedError as error:
             self._keep(subtopic.name, error.message)
             return False
-        return True
+        self._admin.await_gone(subtopic.name, deadline)
+        return deleted
 
 
 def _nothing_retired(kept: Mapping[str, str]) -> CheckFailedError:

@@ -194,23 +194,28 @@ class Vote:
     def all_lack(self, topic: str) -> bool:
         return not self._known(topic) and self.topics.keys() == self.brokers
 
+    def none_lists(self, topic: str) -> bool:
+        return bool(self.topics) and not self._known(topic)
+
     def _known(self, topic: str) -> bool:
         return any(topic in known for known in self.topics.values())
 
 
-def ask_every_broker(connection: Connection) -> Vote:
+def ask_every_broker(connection: Connection, seconds: float = ANSWER_SECONDS) -> Vote:
     """Ask all brokers at the same time which topics they know; takes no longer than two answers may.
+
+    ``seconds``: for one answer.
 
     Raises:
         KafkaException: no broker names the brokers of the cluster.
     """
     asked: dict[int, Future[ClusterMetadata]] = {}
     said: dict[int, ClusterMetadata] = {}
-    found = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS)
+    found = connection.shared_admin().list_topics(timeout=seconds)
     for broker in found.brokers.values():
-        ask = partial(_lists_of, connection, f"{broker.host}:{broker.port}")
+        ask = partial(_lists_of, connection, f"{broker.host}:{broker.port}", seconds)
         asked[broker.id] = in_thread(ask, "kpsplit-absence")
-    wait(asked.values(), ANSWER_SECONDS + GRACE)
+    wait(asked.values(), seconds + GRACE)
     for number, answer in asked.items():
         if answer.done() and answer.exception() is None:
             said[number] = answer.result()
@@ -218,10 +223,10 @@ def ask_every_broker(connection: Connection) -> Vote:
     return Vote(brokers, {number: frozenset(heard.topics) for number, heard in said.items()})
 
 
-def _lists_of(connection: Connection, address: str) -> ClusterMetadata:
+def _lists_of(connection: Connection, address: str, seconds: float) -> ClusterMetadata:
     # Of all topics: a question for one may create it, and describe_topics asks another broker.
     one = connection.open_admin("absence", **_limited_to(address))
-    return one.list_topics(timeout=ANSWER_SECONDS)
+    return one.list_topics(timeout=seconds)
 
 
 def _named(heard: ClusterMetadata) -> Iterator[int]:
@@ -319,6 +324,21 @@ class ClusterAdmin(LogEndQueries):
                 vote = in_thread(partial(ask_every_broker, self.connection), "kpsplit-absence")
             deadline.check(f"most brokers to agree that there is no topic {', '.join(sorted(doubtful))}")
             time.sleep(_PAUSE)
+
+    def await_gone(self, topic: str, deadline: Deadline) -> None:
+        """Return when no broker that answers lists a topic whose deletion was acknowledged.
+
+        Each is asked by itself: one may list the topic for a moment longer than the others.
+
+        Raises:
+            DeadlineExceededError: not in time.
+        """
+        while True:
+            with suppress(KafkaException):
+                if ask_every_broker(self.connection, answer_within(deadline)).none_lists(topic):
+                    return
+            deadline.check(f"every broker to leave the deleted topic {topic} out of its list")
+            deadline.pause(_PAUSE)
 
     def layout(self, topic: str) -> TopicFacts | None:
         """Return a topic without its settings, None if the broker that is asked knows none of that name."""

@@ -54,7 +54,7 @@ def send(producer: Producer, name: str) -> None:
             f"key-{n}".encode(),
             on_delivery=lambda error, _: told.append(error),
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(180) == 0
     assert told == [None] * KEYS
 
 

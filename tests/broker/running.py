@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import confluent_kafka
@@ -33,11 +34,15 @@ def config(bootstrap: str, group: str, **extra: Any) -> dict[str, Any]:
 
 
 def write(bootstrap: str, topic: str, count: int, first: int = 0) -> list[bytes]:
-    """Write ``count`` records round robin over the keys; a value names its key and its number."""
+    """Write ``count`` records round robin over the keys."""
+    return send(bootstrap, topic, [KEYS[n % len(KEYS)] for n in range(first, first + count)], first)
+
+
+def send(bootstrap: str, topic: str, keys: Sequence[bytes], first: int = 0) -> list[bytes]:
+    """Write a record of each key; return the values, which name key and number."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     values = []
-    for number in range(first, first + count):
-        key = KEYS[number % len(KEYS)]
+    for number, key in enumerate(keys, first):
         values.append(b"%s:%d" % (key, number))
         producer.produce(topic, values[-1], key)
     assert producer.flush(30) == 0

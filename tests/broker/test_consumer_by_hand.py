@@ -103,6 +103,33 @@ def test_a_group_with_members_refuses_the_commits_of_a_consumer_that_was_assigne
         assert committed(by_hand, topic) == part.offset == 20
 
 
+def test_a_consumer_that_was_assigned_a_partition_by_hand_subscribes_when_it_has_let_it_go(
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
+) -> None:
+    topic, other = make_topic(), make_topic()
+    shared(operations, topic, SLOTS)
+    with (
+        closing(Sender(bootstrap, topic)) as sender,
+        consumer(bootstrap, f"g-{topic}", enable_auto_commit=False) as member,
+    ):
+        sender.send(40)
+        member.assign([TopicPartition(topic, 0)])
+        drain(member, 10)
+        for names in ([other], [topic]):
+            with pytest.raises(KafkaException) as refused:
+                member.subscribe(names)
+            assert refused.value.args[0].code() == KafkaError._STATE
+            assert refused.value.args[0].str().endswith("nothing was changed; call unassign() first")
+        drain(member, 10)
+        member.commit(asynchronous=False)
+        assert committed(member, topic) == 20
+        member.unassign()
+        member.subscribe([topic, other])
+        drain(member, 20)
+        member.commit(asynchronous=False)
+        assert committed(member, topic) == 40
+
+
 def test_a_partition_by_hand_is_read_on_after_the_subscription_beside_which_its_topic_was_enrolled(
     bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:

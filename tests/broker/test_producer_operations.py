@@ -9,20 +9,20 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer, StepDone
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import OperationLog
+from kpsplit.producer.fence_task import Takeover
 from kpsplit.producer.lease import LeaseTask
+from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Phase, Result
@@ -44,28 +44,20 @@ from tests.broker.producing import Journal, Writer, eventually, records_of
 
 pytestmark = [pytest.mark.broker]
 
-LONG_LEASE_MS = 5_000
+LINGER_MS = 200_000
+"""Records leave the queue when they are flushed, and not before: it outlasts each wait of a test."""
+SECONDS = 180.0
 
 
-class Unhurried(NamedTuple):
-    """A cluster of one broker on which a lease outlasts any delay of a test."""
-
-    bootstrap: str
-    operations: Admin
-
-    def topic(self, name: str) -> str:
-        """Make a topic of one partition."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
-        return name
+def await_silence(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have operators wait so long for producers that do not answer: a slow one is not silent then."""
+    monkeypatch.setattr(OperationLog, "lease_seconds", lambda _: seconds)
 
 
-@pytest.fixture(scope="module")
-def unhurried(kafka_runtime: KafkaRuntime) -> Iterator[Unhurried]:
-    """For tests of producers that answer in time: one that answers too late is fenced, and rightly so."""
-    with DevCluster(1) as alone, Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
-        operations.initialise(lease_ms=LONG_LEASE_MS)
-        yield Unhurried(alone.bootstrap, operations)
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators cut nothing before every producer has answered; max-pause alone ends the wait."""
+    await_silence(monkeypatch, 3600.0)
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -74,16 +66,20 @@ def begun(producer: Producer, topic: str, journal: Journal) -> None:
     assert producer.flush(30) == 0
 
 
-def die_in_the_fence(operations: Admin, parent: PhysicalPartition, max_pause_ms: int = 300) -> None:
-    """Begin a split and leave it at its fence; anew where the machine was too slow for so short a pause."""
-    while True:
-        plan = operations.plan_split(parent, 2, even=True)
-        try:
-            operations.run(plan, max_pause_ms=max_pause_ms, observer=dying_after("Fence"), force=True)
-        except DiedError:
-            return
-        except DeadlineExceededError:
-            continue
+def die_in_the_fence(operations: Admin, parent: PhysicalPartition) -> None:
+    """Begin a split and leave it at its fence, however long it took to come there; max-pause is short."""
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiedError):
+        patch.setattr(Driver, "_pause_limit", lambda _driver, _state, deadline: deadline)
+        operations.run(plan, max_pause_ms=300, observer=dying_after("Fence"), force=True)
+
+
+@contextmanager
+def no_takeover() -> Iterator[None]:
+    """Have no producer of this process look whether it is to take over, for as long as the block lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Takeover, "check", lambda *_: None)
+        yield
 
 
 def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bootstrap, make_topic) -> None:
@@ -127,9 +123,11 @@ def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bo
     assert stats.last_error is None
 
 
-def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(unhurried) -> None:
-    bootstrap, operations = unhurried
-    topic, other = unhurried.topic("enrolled-under-writes"), unhurried.topic("written-beside")
+@pytest.mark.usefixtures("patient")
+def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(
+    operations, bootstrap, make_topic
+) -> None:
+    topic, other = make_topic(), make_topic()
     parent = PhysicalPartition(topic, 0)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap}) as producer:
@@ -164,17 +162,18 @@ def test_a_producer_takes_over_from_an_operator_that_died_in_the_fence(
     small = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 10}
     with Producer(small) as producer:
         begun(producer, topic, journal)
-        die_in_the_fence(operations, parent)
-        eventually(lambda: producer.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
-        for _ in range(10):
-            producer.produce(topic, b"", b"first", on_delivery=lambda *_: None)
-        assert len(producer) == 10
-        with pytest.raises(BufferError):
-            producer.produce(topic, b"one too many", b"first")
-        assert producer.flush(0.2) == 10, "what is held counts"
-        assert producer.flush(30) == 0
+        with no_takeover():
+            die_in_the_fence(operations, parent)
+            eventually(lambda: producer.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+            for _ in range(10):
+                producer.produce(topic, b"", b"first", on_delivery=lambda *_: None)
+            assert len(producer) == 10
+            with pytest.raises(BufferError):
+                producer.produce(topic, b"one too many", b"first")
+            assert producer.flush(0.2) == 10, "what is held counts"
+        assert producer.flush(SECONDS) == 0
         journal.send(producer, topic, b"first")
-        assert producer.flush(30) == 0
+        assert producer.flush(SECONDS) == 0
     state = state_of(operations, parent)
     assert (state.phase, state.epoch) == (Phase.STEADY, 0)
     assert state.last and (state.last.result, state.last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
@@ -193,9 +192,9 @@ def test_a_new_producer_takes_over_where_nobody_else_is_left(operations, bootstr
     assert state_of(operations, parent).phase is Phase.STEADY
 
 
-def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> None:
-    bootstrap, operations = unhurried
-    topic = unhurried.topic("never-polled")
+@pytest.mark.usefixtures("patient")
+def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
     parent = enrolled(operations, topic)
     journal = Journal()
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 50}) as producer:
@@ -211,28 +210,34 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(unhurried) -> 
 
 
 @pytest.mark.nightly
-def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(unhurried) -> None:
+@pytest.mark.usefixtures("patient")
+def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(
+    operations, bootstrap, make_topic
+) -> None:
     """The application does not poll: the library's thread waits for 50,000 records with linger.ms 500."""
-    bootstrap, operations = unhurried
-    topic = unhurried.topic("lingering")
+    topic = make_topic()
     parent = enrolled(operations, topic)
     journal = Journal()
     queued = 50_000
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 500}) as producer:
         begun(producer, topic, journal)
 
+        def ours() -> Any:
+            return producer.layout_stats().partitions[f"{topic}/0"]
+
         def fill(step: StepDone) -> None:
             if step.name == "Prepare":
                 for n in range(queued):
                     journal.send(producer, topic, b"key-%d" % (n % 50))
+                eventually(lambda: not ours().waiting, "librdkafka to have all: a lease may have run out")
 
         plan = operations.plan_split(parent, 2, even=True)
         report = operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=fill)
         assert report.outcome.result is Result.COMMITTED
         for n in range(100):
             journal.send(producer, topic, b"key-%d" % (n % 50))
-        assert producer.flush(60) == 0
-        mine = producer.layout_stats().partitions[f"{topic}/0"]
+        assert producer.flush(SECONDS) == 0
+        mine = ours()
     tally = journal.check(operations, bootstrap, topic)
     assert (mine.epoch, mine.failed, mine.strays, tally.strays) == (1, 0, 0, 0)
     assert sum(mine.delivered.values()) == queued + 101
@@ -246,8 +251,7 @@ def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_se
     parent = enrolled(operations, topic)
     journal = Journal()
     told: list[tuple[str, str]] = []
-    settings = {"bootstrap.servers": bootstrap, "linger.ms": 2500, "message.timeout.ms": 3000}
-    with Producer(settings) as producer:
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": LINGER_MS}) as producer:
         begun(producer, topic, journal)
 
         def ours() -> Any:
@@ -259,15 +263,17 @@ def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_se
         eventually(lambda: ours().waiting == 0, "librdkafka to have the record")
         monkeypatch.setattr(LeaseTask, "renew", lambda self: None)
         eventually(lambda: not producer.layout_stats().lease_valid, "the lease to run out")
-        eventually(lambda: producer.poll(0) or ours().pending, "the broker's acknowledgement")
+        eventually(lambda: producer.flush(0.1) and ours().pending, "the broker's acknowledgement")
         assert told == [] and len(producer) == 1
+        in_no_time = replace(producer._state.settings, message_timeout=0.0)
+        monkeypatch.setattr(producer._state, "settings", in_no_time)
         eventually(lambda: producer.poll(0.1) or told, "the report")
         ((name, text),) = told
         assert name == "_MSG_TIMED_OUT" and "may have been written" in text
         assert (len(producer), ours().pending, ours().failed) == (0, 0, 1)
         monkeypatch.undo()
         journal.send(producer, topic, b"first")
-        assert producer.flush(30) == 0
+        assert producer.flush(SECONDS) == 0
     assert [m.value() for m in records(bootstrap, parent)] == [b"p:first:0", b"late", b"p:first:1"]
 
 
@@ -297,7 +303,7 @@ class Child:
 def child_of(bootstrap: str) -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
-    def start(topic: str, linger_ms: int = 400) -> Child:
+    def start(topic: str, linger_ms: int = LINGER_MS) -> Child:
         children.append(Child(bootstrap, topic, linger_ms))
         return children[-1]
 
@@ -307,7 +313,10 @@ def child_of(bootstrap: str) -> Iterator[Callable[..., Child]]:
 
 
 def suspended_across(child: Child, operation: Callable[[], Any]) -> dict[str, Any]:
-    """Let a child queue records, suspend it, run an operation, wake it; return what it was told."""
+    """Let a child queue records, suspend it, run an operation, wake it; return what it was told.
+
+    It sends nothing of them before: they linger until it is told to flush, or its fence asks for them.
+    """
     assert child.tell("send 5") == "sent\n"
     child.process.send_signal(signal.SIGSTOP)
     operation()
@@ -511,11 +520,11 @@ def begin_then_split(
 
 @pytest.mark.nightly
 def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
-    unhurried,
+    operations, bootstrap, make_topic, monkeypatch
 ) -> None:
-    bootstrap, operations = unhurried
-    topic, name, journal, told = unhurried.topic("taken-over"), "tx", Journal(), list[StepDone]()
-    parent = enrolled(operations, topic)
+    await_silence(monkeypatch, 5.0)
+    topic, journal, told = make_topic(), Journal(), list[StepDone]()
+    name, parent = topic, enrolled(operations, topic)
     crash_in_a_transaction(bootstrap, name, topic)
     with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as successor:
         successor.init_transactions(60)
@@ -614,19 +623,20 @@ def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_abo
     transactional.begin_transaction()
     journal.send(transactional, topic, b"key")
     transactional.commit_transaction(30)
-    die_in_the_fence(operations, parent)
-    eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
     dropped: list[Any] = []
-    transactional.begin_transaction()
-    transactional.produce(
-        topic, b"dropped", b"key", on_delivery=lambda error, _: dropped.append(error.name())
-    )
-    assert transactional.layout_stats().partitions[f"{topic}/0"].waiting == 1
-    transactional.abort_transaction(30)
-    transactional.begin_transaction()
-    journal.send(transactional, topic, b"key")
-    transactional.commit_transaction(30)
-    assert transactional.flush(30) == 0
+    with no_takeover():
+        die_in_the_fence(operations, parent)
+        eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+        transactional.begin_transaction()
+        transactional.produce(
+            topic, b"dropped", b"key", on_delivery=lambda error, _: dropped.append(error.name())
+        )
+        assert transactional.layout_stats().partitions[f"{topic}/0"].waiting == 1
+        transactional.abort_transaction(SECONDS)
+        transactional.begin_transaction()
+        journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(SECONDS)
+    assert transactional.flush(SECONDS) == 0
     assert dropped == ["_PURGE_QUEUE"]
     journal.check(operations, bootstrap, topic)
     assert state_of(operations, parent).phase is Phase.STEADY

@@ -86,13 +86,13 @@ def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubli
     first = Running(bootstrap, f"g-{topic}", topic, handle("first"), workers=4)
     eventually(lambda: len(seen.values) > 100, "the first member at work")
     second = Running(bootstrap, f"g-{topic}", topic, handle("second"), workers=4)
-    more = 600
-    while not by_member["second"]:
-        values += write(bootstrap, topic, 200, first=more)
-        more += 200
-        assert more < 20_000
-        written = len(values)
-        eventually(lambda written=written: len(set(seen.values)) == written, "all so far")
+
+    def second_works() -> int:
+        values.extend(write(bootstrap, topic, 200, first=len(values)))
+        eventually(lambda: len(set(seen.values)) == len(values), "all so far")
+        return by_member["second"]
+
+    eventually(second_works, "the second member at work")
     eventually(lambda: len(set(seen.values)) == len(values), "all records")
     first.stop()
     second.stop()

@@ -19,9 +19,11 @@ from kpsplit import DeadLetter, HandlerError, Output, Retry
 from kpsplit.consumer.client import Consumer
 from kpsplit.consumer.run.handlers import OutputError
 from kpsplit.errors import KpsplitError
+from kpsplit.splitter.key_range import WHOLE
 from tests.broker.producing import eventually
-from tests.broker.running import Seen, committed, config, read, write
+from tests.broker.running import Seen, committed, config, read, send, write
 from tests.conftest import MakeTopic
+from tests.unit.lane_samples import keys_in
 from tests.unit.run_handlers import touch
 
 pytestmark = pytest.mark.broker
@@ -167,22 +169,34 @@ def test_ctrl_c_ends_the_run_in_order(bootstrap: str, make_topic: MakeTopic) -> 
 def test_a_record_that_is_not_finished_in_time_is_not_committed(
     bootstrap: str, make_topic: MakeTopic
 ) -> None:
-    topic = make_topic()
-    values = write(bootstrap, topic, 100)
+    """Everything else is done when the run is ended, before it and after it, in lanes of their own."""
+    topic, (low, high) = make_topic(), WHOLE.split_evenly(2)
+    [stuck], others = keys_in(low, 1), keys_in(high, 20)
+    values = send(bootstrap, topic, [*others[:10], stuck, *others, *others])
     let_go = threading.Event()
     with Consumer(config(bootstrap, f"g-{topic}")) as consumer:
         consumer.subscribe([topic])
-        seen = Seen(consumer, 50)
+        seen = Seen()
 
         def handle(record: Any) -> None:
-            if record.value() == values[10]:
+            if record.key() == stuck:
                 let_go.wait(180)
             else:
                 seen.add(record)
 
+        def stuck_alone() -> bool:
+            return len(seen.values) == len(values) - 1 and consumer.stats()["run"]["busy"] == 1
+
+        def stop() -> None:
+            eventually(stuck_alone, "all others to be done")
+            consumer.stop()
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
         stats = consumer.run(handle, workers=4, drain_seconds=0.2)
+        stopper.join()
     let_go.set()
-    assert stats.busy == 1
+    assert (stats.busy, stats.processed) == (1, len(values) - 1)
     assert committed(bootstrap, f"g-{topic}", topic) == 10
 
 

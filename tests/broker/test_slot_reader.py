@@ -256,7 +256,8 @@ def test_an_open_transaction_holds_up_its_partition_only_and_aborted_records_are
     reader = unsplit()
     for partition in (0, 1):
         reader.own(OwnedSlot(PhysicalPartition(topic, partition), 0, 1))
-    reader.read_until(lambda: len(reader.ends) > 1, "both ends")
+    parents = {PhysicalPartition(topic, partition) for partition in (0, 1)}
+    reader.read_until(lambda: {end.parent for end in reader.ends} == parents, "both ends")
     assert [m.value() for m in reader.messages] == [b"plain-1"]
     producer.commit_transaction(20)
     reader.read(3)

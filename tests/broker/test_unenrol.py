@@ -223,8 +223,6 @@ def test_a_group_that_has_stopped_at_one_place_is_gone_on_with_by_plain_clients(
             member.subscribe([topic])
             assert set(values(drain(member, 60))) == {b"%d" % n for n in range(60)}
             wait_for(lambda: member.poll(0.1) is None and retired(operations, parent), "to be retired")
-        for subtopic in state_of(operations, parent).subtopics:
-            await_gone(bootstrap, subtopic.name)
         last = operations.unenrol(topic)
         assert last.left
         send(*range(60, 80))
@@ -243,14 +241,6 @@ def test_a_group_that_has_stopped_at_one_place_is_gone_on_with_by_plain_clients(
         member.subscribe([topic])
         assert values(drain(member, 1)) == [b"80"]
         assert member.poll(1.0) is None
-
-
-def retire(bootstrap: str, operations: Admin, parent: PhysicalPartition, **how: Any) -> None:
-    """Retire what can be; no broker names it then: a return is refused as long as one does."""
-    deleted = operations.retire(parent, **how)
-    assert deleted
-    for name in deleted:
-        await_gone(bootstrap, name)
 
 
 def retired(operations: Admin, parent: PhysicalPartition) -> bool:
@@ -274,7 +264,7 @@ def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without
             split(operations, parent, 3)
             wait_for(lambda: log.distinct() > 200, "records of the phantoms")
             merge(operations, parent)
-            retire(bootstrap, operations, parent, wait_seconds=60)
+            assert operations.retire(parent, wait_seconds=60)
             assert operations.unenrol(topic, wait_seconds=30).left
             known = writing.count
             wait_for(lambda: log.distinct() > known + 100, "records after the return")
@@ -413,7 +403,7 @@ def test_a_split_that_came_in_between_is_merged_and_the_return_goes_on(
     assert caught.value.hint == f"run: kpsplit merge {parent}, then kpsplit retire {parent}"
     assert caught.value.changed is True
     merge(operations, parent)
-    retire(bootstrap, operations, parent)
+    assert operations.retire(parent)
     assert operations.unenrol(topic).left
 
 
@@ -482,7 +472,7 @@ def test_a_group_that_stands_apart_or_before_the_merge_is_named_and_nothing_is_c
             producer.produce(topic, b"%d" % number, b"key-%d" % number)
         assert producer.flush(60) == 0
         merge(operations, parent)
-        retire(bootstrap, operations, parent, force=True)
+        assert operations.retire(parent, force=True)
     start = state_of(operations, parent).lineage.open_segments()[0].start
     remedy = f"kpsplit seek {parent} --group {name}, or remove it: kpsplit forget {topic} --group {name}"
     for command in (["--yes"], ["--yes", "--wait", "1s"]):
@@ -561,7 +551,7 @@ def test_a_live_group_goes_on_where_it_stands_when_its_topic_is_enrolled_again(
     parent = shared(operations, topic, slots=2)
     operations.split(parent, 2, even=True, force=True)
     merge(operations, parent)
-    retire(bootstrap, operations, parent)
+    assert operations.retire(parent)
     assert operations.unenrol(topic).left
     with group(bootstrap, topic, log, "ab") as members:
         with Writing(bootstrap, topic) as writing:

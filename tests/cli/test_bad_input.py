@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -291,11 +292,22 @@ def silent_producer(bootstrap: str, topic: str) -> None:
     assert producer.flush(30) == 0
 
 
+LONG_LEASE = """
+from kpsplit.admin_cli.main import main
+from kpsplit.kafka.control_log import OperationLog
+
+OperationLog.lease_seconds = lambda _: 3600.0
+raise SystemExit(main())
+"""
+"""The command line, which waits so long for a producer that is silent."""
+
+
 def test_an_operation_that_is_interrupted_is_rolled_back_and_says_so(kpsplit, enrolled, bootstrap) -> None:
-    """Meanwhile a second operator is refused by name; afterwards the partition is steady."""
+    """It waits for a producer until it is interrupted; afterwards the partition is steady."""
     silent_producer(bootstrap, enrolled)
     split = subprocess.Popen(
-        [*kpsplit.command, "split", f"{enrolled}/0", "--ranges", "2", "--yes", "--force"],
+        [sys.executable, "-c", LONG_LEASE, "split", f"{enrolled}/0", "--ranges", "2", "--yes", "--force",
+         "--timeout", "1h"],
         env=kpsplit.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert split.stderr is not None
@@ -304,7 +316,7 @@ def test_an_operation_that_is_interrupted_is_rolled_back_and_says_so(kpsplit, en
             break
     split.send_signal(signal.SIGINT)
     rest = split.stderr.read()
-    assert split.wait(30) == 130, rest
+    assert split.wait(180) == 130, rest
     assert "Traceback" not in rest
     assert rest.splitlines()[-1] == (
         f"kpsplit: interrupted; the operation was rolled back, {enrolled}/0 is steady at epoch 0"

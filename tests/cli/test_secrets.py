@@ -1,4 +1,4 @@
-"""Unreachable brokers and wrong credentials: said within ten seconds, and without a secret."""
+"""Unreachable brokers and wrong credentials: said long before the time is over, and without a secret."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import time
 
 import pytest
 
+from tests.measured import measured
+
 SECRET = "hunter2-and-more"
-SOON = 15
-"""Ten seconds, and what a busy machine adds to the start of a process."""
+HOUR = ("--timeout", "1h")
+"""Far longer than these tests wait for a process."""
+UNREACHABLE = "to report brokers that cannot be used (bound: 10 s)", 10.0
 
 SASL = ("-X", "security.protocol=SASL_PLAINTEXT", "-X", "sasl.mechanism=PLAIN", "-X", "sasl.username=me")
 
 
-def test_brokers_that_cannot_be_reached_are_reported_within_ten_seconds(offline) -> None:
+def test_brokers_that_cannot_be_reached_are_reported_long_before_the_time_is_over(
+    offline, record_property
+) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        began = time.monotonic()
-        ran = offline("-b", f"127.0.0.1:{reserved.getsockname()[1]}", "split", "orders/3", "--ranges", "2")
-    assert time.monotonic() - began < SOON
+        began, nobody = time.monotonic(), f"127.0.0.1:{reserved.getsockname()[1]}"
+        ran = offline("-b", nobody, "split", "orders/3", "--ranges", "2", *HOUR)
+        record_property(*measured(UNREACHABLE[0], "nobody listens", time.monotonic() - began, UNREACHABLE[1]))
     assert ran.code == 1
     assert "Connection refused" in ran.error
     assert "nothing was changed; check -b/--bootstrap-server" in ran.error
@@ -70,9 +75,11 @@ def test_a_secret_does_not_appear_in_the_output_of_a_command_that_works(kpsplit)
 
 
 @pytest.mark.broker
-def test_brokers_that_do_not_speak_sasl_are_reported_within_ten_seconds(kpsplit) -> None:
+def test_brokers_that_do_not_speak_sasl_are_reported_long_before_the_time_is_over(
+    kpsplit, record_property
+) -> None:
     began = time.monotonic()
-    ran = kpsplit(*SASL, "-X", f"sasl.password={SECRET}", "status", "--timeout", "2s")
-    assert time.monotonic() - began < SOON
+    ran = kpsplit(*SASL, "-X", f"sasl.password={SECRET}", "status", *HOUR)
+    record_property(*measured(UNREACHABLE[0], "no SASL", time.monotonic() - began, UNREACHABLE[1]))
     assert ran.code == 1
     assert SECRET not in ran.error

@@ -10,7 +10,18 @@ from pathlib import Path
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StreamingQuery
 
+from kpsplit.clock import Deadline
 from tests.broker.consuming import wait_for
+
+SECONDS = 300.0
+"""A query that has not ended by then hangs."""
+
+
+def await_end(query: StreamingQuery) -> None:
+    """Wait until a query has ended; raise what ended it. One that hangs is reported with what it is at."""
+    limit = Deadline(SECONDS)
+    while not query.awaitTermination(1):
+        limit.check(f"a query to end; it is at: {query.status}, its last batch: {query.lastProgress}")
 
 
 class Recorder:
@@ -59,8 +70,7 @@ class Recorder:
 
     def read_what_is_there(self, frame: DataFrame) -> None:
         """Run one query that ends when it has read everything."""
-        query = self._writer(frame).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        await_end(self._writer(frame).trigger(availableNow=True).start())
 
     def check_order(self) -> None:
         """Per key and partition, the rows are in order across batches and inside each.

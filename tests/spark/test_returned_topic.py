@@ -29,7 +29,7 @@ from tests.broker.consuming import Log, Member, drain, shared, wait_for
 from tests.broker.consuming import consumer as member_of
 from tests.broker.operating import enrolled
 from tests.spark.live import History
-from tests.spark.streams import Recorder
+from tests.spark.streams import Recorder, await_end
 from tests.spark.test_stream_reader import make_again
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -81,7 +81,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         assert verdict.clean, (verdict.defects, verdict.unproven)
 
         with pytest.raises(StreamingQueryException, match="was returned to plain clients: this query reads"):
-            query.awaitTermination(120)
+            await_end(query)
         for arguments in ([topic], [f"{topic}/0", "--since", "1h"]):
             ran = CliRunner().invoke(cli, ["-b", bootstrap, "verify", *arguments])
             assert ran.exit_code == 2, ran.output
@@ -95,7 +95,7 @@ def test_a_query_and_a_verification_go_over_a_return_and_the_next_enrolment(
         write(producer, early, plain)
         early.close()
         with pytest.raises(StreamingQueryException) as caught:
-            recorder.start(stream()).awaitTermination(120)
+            await_end(recorder.start(stream()))
         place = place_in(str(caught.value))
         assert json.loads(place).keys() == {topic}
         kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)

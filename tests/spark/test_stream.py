@@ -14,7 +14,7 @@ from kpsplit import Producer
 from kpsplit.spark_jobs import read_logical, read_logical_stream
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from tests.spark.live import History
-from tests.spark.streams import Recorder
+from tests.spark.streams import Recorder, await_end
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -67,7 +67,7 @@ def test_a_query_goes_on_through_a_split_a_nested_split_and_a_merge_and_from_its
     recorder.fail_once = True
     with recorder.running(stream()) as query:
         with pytest.raises(StreamingQueryException, match="the sink fails once"):
-            query.awaitTermination(120)
+            await_end(query)
     batch = read_logical(spark, history.topic, {"bootstrap.servers": bootstrap}).collect()
     with recorder.running(stream()) as query:
         recorder.read_all(query, len(batch))
@@ -99,6 +99,29 @@ def test_available_now_reads_everything_there_is_and_goes_on_the_next_time(
     recorder.check_order()
     headers = {tuple((h.key, bytes(h.value)) for h in r.headers or ()) for r in recorder.rows}
     assert headers == {(), (("mine", b"1"),)}
+
+
+def test_available_now_from_a_checkpoint_fails_while_brokers_are_away(
+    spark, operations, bootstrap, make_topic, recorder
+) -> None:
+    """It would end as if everything were read. The next run, with brokers, reads what is there."""
+    history = History(operations, bootstrap, make_topic())
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        history.write(producer)
+        recorder.read_what_is_there(
+            read_logical_stream(spark, history.topic, {"bootstrap.servers": bootstrap})
+        )
+        history.write(producer)
+    nobody = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    for start in (recorder.read_what_is_there, lambda frame: await_end(recorder.start(frame))):
+        away = read_logical_stream(spark, history.topic, nobody, patience=2.0)
+        with pytest.raises(
+            StreamingQueryException, match="nothing was read, and the checkpoint is as it was"
+        ):
+            start(away)
+        assert len(recorder.rows) == 60
+    recorder.read_what_is_there(read_logical_stream(spark, history.topic, {"bootstrap.servers": bootstrap}))
+    assert recorder.offsets() == sorted(r.logical_offset for r in history.read())
 
 
 @pytest.mark.nightly
@@ -156,4 +179,4 @@ def test_a_topic_that_is_not_enrolled_ends_the_query_with_one_clear_line(
     topic = make_topic()
     stream = read_logical_stream(spark, topic, {"bootstrap.servers": bootstrap})
     with pytest.raises(StreamingQueryException, match=f"topic {topic} is not enrolled; run: kpsplit enroll"):
-        recorder.start(stream).awaitTermination(120)
+        await_end(recorder.start(stream))

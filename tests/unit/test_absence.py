@@ -38,6 +38,7 @@ class Cluster:
 
     def __init__(self, *known: bool | None, replicas: Sequence[int] = ()) -> None:
         self.known = known
+        self.given = list[float]()  # seconds for each answer
         partition = SimpleNamespace(replicas=[*replicas])
         self.topics = {"orders": SimpleNamespace(partitions={0: partition})}
 
@@ -50,7 +51,7 @@ class Cluster:
         known = self.known[int(settings["bootstrap_servers"].removeprefix("broker:"))]
 
         def list_topics(timeout: float) -> Any:
-            assert timeout == ANSWER_SECONDS, "it connects, with TLS, and lists every topic"
+            self.given.append(timeout)
             if known is None:
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             also = {TOPIC: SimpleNamespace(partitions={})} if known else {}
@@ -60,7 +61,10 @@ class Cluster:
 
 
 def vote(*known: bool | None, replicas: Sequence[int] = ()) -> Vote:
-    return ask_every_broker(cast(Any, Cluster(*known, replicas=replicas)))
+    cluster = Cluster(*known, replicas=replicas)
+    said = ask_every_broker(cast(Any, cluster))
+    assert set(cluster.given) == {ANSWER_SECONDS}, "each connects, with TLS, and lists every topic"
+    return said
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,44 @@ def test_each_broker_of_a_mock_cluster_is_asked() -> None:
     mock.produce(TOPIC, b"value")
     assert mock.flush(10) == 0
     assert not ask_every_broker(connection).most_lack(TOPIC)
+
+
+class Asked(ClusterAdmin):
+    """An admin of a cluster that forgets a deleted topic broker by broker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: tuple[bool | None, ...]) -> None:
+        """``looks``: which brokers list the topic, look by look; the last stays."""
+        self.left = list(looks)
+        self.cluster = Cluster(*looks[0])
+        self.connection = cast(Any, self.cluster)
+        ask = self.cluster.shared_admin
+
+        def next_look() -> Any:
+            self.cluster.known = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+            return ask()
+
+        monkeypatch.setattr(self.cluster, "shared_admin", next_look)
+
+
+NOT_YET = (False, True, False)
+
+
+@pytest.mark.parametrize("last", [(False, False, False), (False, None, False)], ids=["all", "one-is-silent"])
+def test_a_deleted_topic_is_waited_for_until_no_broker_lists_it(
+    monkeypatch: pytest.MonkeyPatch, last: tuple[bool | None, ...]
+) -> None:
+    admin = Asked(monkeypatch, (True, True, True), NOT_YET, (None, None, None), NOT_YET, last)
+    admin.await_gone(TOPIC, Deadline(60))
+    assert admin.left == [last]
+
+
+def test_a_deleted_topic_that_one_broker_goes_on_listing_ends_with_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Asked(monkeypatch, NOT_YET)
+    with pytest.raises(DeadlineExceededError, match=f"to leave the deleted topic {TOPIC} out of its list"):
+        admin.await_gone(TOPIC, Deadline(0.3))
+    assert admin.cluster.given and max(admin.cluster.given) <= 0.3, "an answer may take what is left"
 
 
 class Denying(ClusterAdmin):

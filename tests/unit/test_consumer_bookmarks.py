@@ -566,6 +566,39 @@ def test_nothing_of_an_enrolled_topic_is_assigned_by_hand_beside_a_subscription(
     assert world.told == [("assign", [0]), ("revoke", [0])], "a program is not told of what it assigns"
 
 
+def test_a_consumer_that_has_something_of_an_enrolled_topic_by_hand_cannot_subscribe(world: World) -> None:
+    """Its commits would be made as a member's, beside those of the slots' owners."""
+    calls, other = world.calls, PhysicalPartition("plain", 0)
+    for by_hand in (
+        lambda: calls.assign({PARENT: None, other: at(WHOLE, 5)}, more=False),
+        lambda: calls.assign_slots([(TOPIC, 0, 1)], ()),
+    ):
+        world.engine.ask(by_hand).result(10)
+        held = [one.slot for one in world.slots]
+        with pytest.raises(KafkaException, match=rf"{TOPIC} is enrolled.*; call unassign\(\) first"):
+            world.engine.ask(lambda: calls.subscribe(["elsewhere"])).result(10)
+        world.polls(lambda: world.reader.owned, "what was assigned")
+        assert [one.slot for one in world.slots] == held and not world.coordinator.topics
+        world.engine.ask(lambda: calls.let_go(list(world.slots))).result(10)
+    world.engine.ask(lambda: calls.subscribe([TOPIC])).result(10)
+    world.until(lambda: world.coordinator.topics, "the subscription")
+    world.engine.ask(lambda: calls.subscribe([TOPIC, "elsewhere"])).result(10)
+
+
+def test_a_member_that_has_something_by_hand_leaves_its_group_when_the_application_stops_polling() -> None:
+    beside = PhysicalPartition("beside", 0)
+    for first in ("subscribe", "assign"):
+        with World(max_poll_interval_ms=150) as world:
+            calls = [
+                world.subscribe,
+                lambda: world.engine.ask(lambda: world.calls.assign({beside: None}, more=True)).result(10),
+            ]
+            for call in calls if first == "subscribe" else reversed(calls):
+                call()
+            world.coordinator.give(0)
+            world.until(lambda: world.coordinator.left, "the member to leave")
+
+
 _RETIRED = tuple(replace(t, state=SubTopicState.RETIRED) for t in life().merged.subtopics)
 MERGED = replace(life().merged, subtopics=_RETIRED)
 OPEN = MERGED.lineage.open_segments()[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from kpsplit.demo import writer as writing
 from kpsplit.demo.endpoints import (
     ChildDiedError,
     Endpoint,
@@ -16,6 +18,7 @@ from kpsplit.demo.endpoints import (
     Orders,
     WriterNews,
     WriterOrders,
+    WriterStage,
 )
 from kpsplit.demo.records import read_journal
 from kpsplit.testing import SendOutcome
@@ -109,3 +112,34 @@ def test_a_writer_is_suspended_goes_on_and_has_a_report_of_every_record_in_its_j
     entries = read_journal(Path(orders.journal))
     assert len(entries) == writer.news.sent == writer.news.ok > 100
     assert {entry.outcome for entry in entries} == {SendOutcome.OK}
+
+
+class Bursts:
+    """Stands for a writer, its client and a clock. ``took``: seconds for each burst."""
+
+    def __init__(self, *took: float) -> None:
+        self.client, self.now, self.done = self, 0.0, list[str]()
+        self._took = list(took)
+
+    def news(self, stage: WriterStage) -> WriterNews:
+        return WriterNews(stage)
+
+    def flush(self, _seconds: float) -> None:
+        self.done.append("flush")
+
+    def send(self, items: Sequence[object]) -> None:
+        self.now += self._took.pop(0)
+        self.done.append(f"send {len(items)}")
+
+
+def test_a_writer_stops_with_records_that_its_client_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst that took longer than records linger may be with the brokers already."""
+    linger = writing.LINGER_MS / 1000
+    bursts = Bursts(3 * linger, 2 * linger, linger / 2)
+    orders = WriterOrders(name="w", properties={}, topic="t", partitions=3, rate=100.0, seed=1)
+    monkeypatch.setattr(writing, "monotonic", lambda: bursts.now)
+    monkeypatch.setattr(writing, "report", lambda _: None)
+    monkeypatch.setattr(writing.os, "kill", lambda *_: bursts.done.append("stop"))
+    loop = writing.WriterLoop(orders, cast(Any, bursts))
+    loop._suspend()
+    assert bursts.done == [*["flush", f"send {writing.BURST}"] * 3, "stop"]

@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupState
 from kpsplit.clock import Deadline
 from kpsplit.control import retirement as retirement_module
 from kpsplit.control.retirement import Retirement, Undrained
+from kpsplit.control.returning import partition_obstacle
 from kpsplit.errors import (
     AuthorizationError,
     CheckFailedError,
@@ -132,7 +133,8 @@ class Scene:
         self.at_the_claim: PartitionState | None = None
         self.claims = 0
         self.there, self.refusal = True, cast(KpsplitError | None, None)
-        self.deleted, self.behind, self.stale = False, False, False
+        self.deleted, self.stale = False, False
+        self.behind = 0  # so many looks after the deletion one broker lists it still
         self.seen: list[list[Undrained]] = []  # at each look; after them nobody has anything to read
         monkeypatch.setattr(Retirement, "_undrained", lambda *_: self.seen.pop(0) if self.seen else [])
         self.retirement = Retirement(
@@ -175,11 +177,18 @@ class Scene:
         assert self.state.subtopic(name).state is SubTopicState.RETIRED  # type: ignore[union-attr]
         if self.refusal is not None:
             raise self.refusal
-        self.there, self.deleted = self.behind, True
+        self.there, self.deleted = self.behind > 0, True
         return True
 
-    def run(self, *, force: bool = False) -> list[str]:
-        return self.retirement.run(force, Deadline(10))
+    def await_gone(self, name: str, deadline: Deadline) -> None:
+        assert (name, self.deleted) == (NAME, True)
+        while self.there:
+            self.behind -= 1
+            self.there = self.behind > 0
+            deadline.check(f"every broker to forget {name}")
+
+    def run(self, *, force: bool = False, seconds: float = 10) -> list[str]:
+        return self.retirement.run(force, Deadline(seconds))
 
 
 def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +240,12 @@ def test_groups_are_looked_at_once_before_the_claim_and_after_it_for_each_sub_to
     there = {t.name: TopicFacts(t.name, t.topic_id or "", ()) for t in merged.subtopics}
     monkeypatch.setattr(retirement_module, "known_groups", lambda *_: done.append("look") or {})
     monkeypatch.setattr(retirement_module, "range_commits", lambda *_: CommitFold())
-    admin = SimpleNamespace(certain=lambda *_: there, start_offsets=lambda _: {}, delete=lambda *_: True)
+    admin = SimpleNamespace(
+        certain=lambda *_: there,
+        start_offsets=lambda _: {},
+        delete=lambda *_: True,
+        await_gone=lambda *_: None,
+    )
     log = SimpleNamespace(
         peek=lambda _: merged,
         claim=lambda *_: done.append("claim") or merged,
@@ -264,10 +278,24 @@ def test_what_is_deleted_already_and_a_broker_lists_still_is_not_deleted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene(monkeypatch)
-    scene.behind = True
-    assert scene.run() == [NAME] and scene.there
-    assert scene.run() == []
-    assert scene.done == ["Retire", "Delete"]
+    scene.behind = 2
+    with pytest.raises(DeadlineExceededError) as caught:
+        scene.run(seconds=0)
+    assert caught.value.changed is True
+    assert caught.value.hint == f"run again: kpsplit retire {UNSPLIT.parent}"
+    assert scene.there and scene.run() == [], "it is waited for, and not reported as deleted by this run"
+    assert (scene.done, scene.there) == (["Retire"], False)
+
+
+def test_a_retirement_is_not_over_while_one_broker_lists_the_sub_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``kpsplit unenroll --merge`` looks at the topics next, and may ask that broker."""
+    scene = Scene(monkeypatch)
+    scene.behind = 3
+    assert scene.run() == [NAME]
+    obstacle = partition_obstacle(scene.state, scene.topics())
+    assert (scene.done, scene.there, obstacle) == (["Retire", "Delete"], False, None)
 
 
 def test_what_was_recorded_and_not_deleted_is_deleted_by_the_next_retirement(

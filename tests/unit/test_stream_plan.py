@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import IsolationLevel
 
-from kpsplit.errors import ConflictError, FutureVersionError, KpsplitError, RecordError, UsageError
+from kpsplit.clock import Deadline
+from kpsplit.errors import (
+    ConflictError,
+    FutureVersionError,
+    KpsplitError,
+    RecordError,
+    UnreachableError,
+    UsageError,
+)
 from kpsplit.spark_jobs.streaming import planner
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
@@ -22,6 +31,7 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
+from kpsplit.spark_jobs.streaming.source import LogicalStreamReader
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.reading import Cursor, GapReason
@@ -41,6 +51,63 @@ def ends(lineage, **open_ones: int) -> dict[int, int]:
 
 def extents(stretches) -> list[tuple[int, int, int]]:
     return [(s.segment.id, s.first, s.behind) for s in stretches]
+
+
+class Planner:
+    """Plans the next batch; ``silent``: so many times no broker answers."""
+
+    def __init__(self, silent: int) -> None:
+        self.silent = silent
+
+    def next(self, before: StreamOffset) -> StreamOffset:
+        self.silent -= 1
+        if self.silent >= 0:
+            raise UnreachableError("could not read the end of a topic: the brokers cannot be reached")
+        return replace(before, at={0: StreamPosition(0, Cursor(WHOLE, {0: 9}))})
+
+
+STOOD = StreamOffset("orders", {0: StreamPosition(0, Cursor(WHOLE, {0: 3}))})
+
+
+def from_checkpoint(silent: int, patience: float) -> tuple[LogicalStreamReader, Planner]:
+    query = Query({"bootstrap.servers": "127.0.0.1:1"}, "orders", None, patience, "earliest", None, True)
+    reader, planner = LogicalStreamReader(query), Planner(silent)
+    reader._planner = planner
+    assert reader.partitions(STOOD.as_json(), STOOD.as_json()) == []
+    return reader, planner
+
+
+def test_a_query_does_not_end_as_if_everything_were_read_while_brokers_are_away() -> None:
+    """``AvailableNow`` asks once: an offset that is repeated would end it."""
+    reader, planner = from_checkpoint(silent=3, patience=60)
+    assert reader.latestOffset()["at"] != STOOD.as_json()["at"] and planner.silent == -1
+
+
+def test_a_query_that_no_broker_answers_from_its_start_ends_with_its_patience_and_says_so() -> None:
+    reader, _ = from_checkpoint(silent=1_000_000, patience=0.2)
+    with pytest.raises(UnreachableError) as caught:
+        reader.latestOffset()
+    assert str(caught.value) == (
+        "nothing was read, and the checkpoint is as it was: could not read the end of a topic: the brokers "
+        "cannot be reached; start the query again when brokers answer: it goes on from its checkpoint"
+    )
+
+
+def test_a_query_that_brokers_have_answered_goes_on_while_they_are_away() -> None:
+    reader, planner = from_checkpoint(silent=0, patience=60)
+    at = reader.latestOffset()
+    planner.silent = 3
+    assert [reader.latestOffset() for _ in range(3)] == [at] * 3, "nothing new, for Spark"
+    assert planner.silent == 0 and reader.latestOffset() == at
+
+
+def test_a_query_ends_when_brokers_are_away_for_longer_than_its_patience() -> None:
+    reader, planner = from_checkpoint(silent=0, patience=0.2)
+    reader.latestOffset()
+    planner.silent, limit = 1_000_000, Deadline(60)
+    with pytest.raises(UnreachableError, match="could not read the end of a topic"):
+        while not limit.expired():
+            reader.latestOffset()
 
 
 def test_a_limit_is_shared_in_proportion_by_what_is_readable_at_once() -> None:

@@ -398,8 +398,7 @@ class Subscribing:
         self._events = events
         self.wanted: tuple[str, ...] | None = None
         self._shared: Sequence[Subscribed] = ()
-        self._leaving = self.by_hand = False
-        """Partitions were assigned by hand: there is no group."""
+        self._leaving = False
 
     def subscribe(self, names: Sequence[str]) -> None:
         """Take a new subscription of the application; an empty one is none."""

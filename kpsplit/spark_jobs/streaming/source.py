@@ -7,9 +7,11 @@ How Spark 4.0 asks, which is not how it reads:
 * A new query asks ``latestOffset`` first and ``initialOffset`` later, and asks for the latter again if it
   died before its first batch was done. So ``initialOffset`` is a constant, and the end of the first batch
   carries where it began (``plan``).
-* ``Trigger.AvailableNow`` asks ``latestOffset`` once and makes one batch of it. Where there is a checkpoint
-  Spark 4.0.0 says beforehand where the query stands, as with every trigger. Should it ever not, the answer
-  with a limit is that of a new query, and is refused by ``partitions`` if it was not one.
+* ``Trigger.AvailableNow`` asks ``latestOffset`` once and makes one batch of it. An offset that is repeated
+  ends the query as if everything were read, so none is repeated before brokers have answered for the first
+  time. No call says which trigger it is. Where there is a checkpoint Spark 4.0.0 says beforehand where the
+  query stands, as with every trigger. Should it ever not, the answer with a limit is that of a new query, and
+  is refused by ``partitions`` if it was not one.
 * ``partitions`` is asked several times for one batch, and again for a batch that was not finished.
 
 Later versions hand the start to ``latestOffset``; it is then taken from there.
@@ -31,7 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kpsplit.clock import monotonic
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.fetch.physical_reader import AHEAD, LostStartError, PhysicalReader
 from kpsplit.errors import ConflictError, KpsplitError, UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
@@ -51,6 +53,8 @@ _SCHEMA = to_arrow_schema(PLACED)
 ROWS = 2000
 BYTES = 8 << 20
 """So many records, or bytes of values, are one Arrow batch: bounds what a task holds at a time."""
+
+_LOOK_AGAIN = 0.5
 
 _LEAST = 1_000
 _SPARE = 8
@@ -174,6 +178,7 @@ class LogicalStreamReader(DataSourceStreamReader):
         self._planner: BatchPlanner | None = None
         self._offset: StreamOffset | None = None
         self._planned: tuple[StreamOffset, StreamOffset, list[Task]] | None = None
+        self._answered = False
         self._trouble_since: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -184,20 +189,42 @@ class LogicalStreamReader(DataSourceStreamReader):
     ) -> dict[str, Any]:
         """Return where the next batch ends; the same text as before if there is nothing new.
 
-        Brokers that do not answer are waited for, but not by a query that has not begun.
+        Brokers that do not answer are waited for, but not by a query that has not begun. One that goes on
+        from its checkpoint waits here for their first answer.
+
+        Raises:
+            UnreachableError: no answer for as long as the query's patience.
         """
         if start is not None:
             given = self._parsed(start)
             self._offset = given if given.at else None
         try:
-            self._offset = self._plan().next(self._offset) if self._offset else self._plan().first()
+            self._offset = self._next(self._offset)
         except UnreachableError:
             since = self._trouble_since = self._trouble_since or monotonic()
-            if self._offset is None or monotonic() - since > self._query.patience:
+            over = monotonic() - since > self._query.patience
+            if self._offset is None or not self._answered or over:
                 raise
         else:
-            self._trouble_since = None
+            self._answered, self._trouble_since = True, None
         return self._offset.as_json()
+
+    def _next(self, before: StreamOffset | None) -> StreamOffset:
+        if before is None:
+            return self._plan().first()
+        limit = Deadline(self._query.patience)
+        while True:
+            try:
+                return self._plan().next(before)
+            except UnreachableError as error:
+                if self._answered:
+                    raise
+                if limit.expired():
+                    raise UnreachableError(
+                        f"nothing was read, and the checkpoint is as it was: {error.message}",
+                        hint="start the query again when brokers answer: it goes on from its checkpoint",
+                    ) from error
+                limit.pause(_LOOK_AGAIN)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch; none if it is empty, which is how Spark says where a query stands."""
