@@ -232,7 +232,13 @@ class Rounds:
         self._operations.merge(self._parent, max_pause_ms=MAX_PAUSE_MS, force=True)
         self._unsplit = self._measured()
         pauses = [float(pause.pause_ms) for pause in report.pauses.values()]
-        self.gains.setdefault(parts, []).append(Gain(before, split, self._unsplit, pauses))
+        gain = Gain(before, split, self._unsplit, pauses)
+        self.gains.setdefault(parts, []).append(gain)
+        rates = ", ".join(f"{stretch.rate:.0f}" for stretch in (before, split, self._unsplit))
+        print(
+            f"split in {parts} within {report.seconds:.1f} s: {gain.ratio():.2f} ({rates} records/s)",
+            flush=True,
+        )
 
     def _measured(self) -> Stretch:
         return self._writers.stretch(self._seconds)
