@@ -166,7 +166,9 @@ class Writers:
         self._reported = [processes.Array("q", EACH, lock=False) for _ in range(PROCESSES)]
         self._processes = [
             processes.Process(
-                target=write, args=(bootstrap, topic, number * EACH, self._done, self._broken, reported)
+                target=write,
+                args=(bootstrap, topic, number * EACH, self._done, self._broken, reported),
+                daemon=True,
             )
             for number, reported in enumerate(self._reported)
         ]
