@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -201,13 +201,17 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run_script(doc: str | None, measure: Callable[[Bench], None]) -> None:
-    """Be a script: measure on the given brokers or on new ones; write the values to ``--record``."""
+def run_script(doc: str | None, measure: Callable[[Bench], None], own_brokers: bool = False) -> None:
+    """Be a script: measure on the given brokers or on new ones; write the values to ``--record``.
+
+    ``own_brokers``: the script starts its own where none are given; ``bench.bootstrap`` is empty then.
+    """
     parser = parser_of(doc)
     parser.add_argument("--bootstrap-server")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    with brokers(options.bootstrap_server) as bootstrap:
+    given = options.bootstrap_server
+    with nullcontext(given or "") if own_brokers else brokers(given) as bootstrap:
         bench = Bench(bootstrap, options.quick, options.only)
         try:
             measure(bench)

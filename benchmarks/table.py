@@ -4,10 +4,11 @@ Each script runs in a process of its own, with brokers of its own: none finds wh
 that fails leaves its rows empty, the page says why, and the exit code is 1.
 
     python -m benchmarks.table [--quick] [--only NAME] [--page FILE]
-    python -m benchmarks.table --again
+    python -m benchmarks.table --again [--only NAME]
 
 ``--quick`` and ``--only`` do not make the table: the page is printed then, unless ``--page`` is given.
 ``--again`` measures nothing: it makes the page of the record that the page holds, after a text has changed.
+With ``--only`` it measures those rows and puts them into that record, for rows that are new.
 """
 
 from __future__ import annotations
@@ -28,7 +29,17 @@ import confluent_kafka
 
 import kpsplit
 from benchmarks.harness import parser_of
-from benchmarks.page import NOTHING, Record, Values, recorded_in, render, rows, scripts, with_summary
+from benchmarks.page import (
+    NOTHING,
+    Record,
+    Values,
+    joined,
+    recorded_in,
+    render,
+    rows,
+    scripts,
+    with_summary,
+)
 from kpsplit.devcluster.jars import KAFKA_VERSION
 from kpsplit.producer.compiled import in_use
 
@@ -113,11 +124,11 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--page", type=Path, help="where the page is written")
     parser.add_argument(
-        "--again", action="store_true", help="make the page of its own record; measure nothing"
+        "--again", action="store_true", help="make the page of its own record; measure the rows of --only"
     )
     given = parser.parse_args()
-    if given.again:
-        known = recorded_in(PAGE.read_text("utf-8")) if PAGE.exists() else NOTHING
+    known = recorded_in(PAGE.read_text("utf-8")) if given.again and PAGE.exists() else NOTHING
+    if given.again and not given.only:
         write(known)
         return 0
     by_script = {s: [row.name for section, row in rows() if section.script == s] for s in scripts()}
@@ -128,6 +139,8 @@ def main() -> int:
     record = measure(options, wanted)
     if given.page:
         given.page.write_text(render(record), "utf-8")
+    elif given.again and not given.quick:
+        write(joined(known, record))
     elif options:
         print(render(record))
     else:

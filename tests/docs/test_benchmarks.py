@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, page, parallel_consumer, table
+from benchmarks import harness, hot_partition, page, parallel_consumer, table
 from kpsplit.devcluster import jars
 from kpsplit.errors import KpsplitError
 
@@ -56,6 +56,27 @@ def test_a_page_made_of_what_a_page_recorded_is_the_same_page() -> None:
     assert page.render(page.recorded_in(text)) == text
 
 
+def test_rows_of_a_later_run_take_the_place_of_a_records_own_and_say_when_they_were_measured() -> None:
+    known = replace(
+        record(commit=page.Values((1.0,)), handover=page.Values((2.0,))),
+        failed={"groups": "exit code 1; no brokers", "start": "exit code 1; no brokers"},
+    )
+    found = record(commit=page.Values((1.5,), (), "quick"), hot_4=page.Values((3.9,)))
+    later = replace(found, date="2026-02-01 09:00 UTC")
+    joined = page.joined(known, later)
+    assert (joined.date, joined.rows["handover"]) == (known.date, known.rows["handover"])
+    assert joined.rows["commit"] == page.Values((1.5,), (), "quick; measured 2026-02-01 09:00 UTC")
+    assert joined.rows["hot.4"].note == "measured 2026-02-01 09:00 UTC"
+    assert joined.failed.keys() == {"start"}
+
+
+def test_rows_of_another_version_or_machine_are_not_put_into_a_record() -> None:
+    with pytest.raises(ValueError, match="run make bench"):
+        page.joined(record(), replace(record(), machine="64 cores"))
+    with pytest.raises(ValueError, match="run make bench"):
+        page.joined(record(), replace(record(), versions={"Kafka": "4.2.0"}))
+
+
 def test_a_page_without_a_record_is_refused() -> None:
     with pytest.raises(ValueError, match="make bench"):
         page.recorded_in("| 1.00 |")
@@ -80,6 +101,14 @@ def test_a_row_that_has_no_peer_here_says_so() -> None:
     assert line_of(text, what)[5] == "not measured"
     assert f"* {what}: there is no peer here: no Java" in text
     assert "0 of 0 meet their aim" in text
+
+
+def test_rows_say_why_the_brokers_disk_cannot_be_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_partition.shutil, "which", lambda _: None)
+    bench = harness.Bench("", False, "")
+    hot_partition.measure(bench)
+    assert [values.wall for values in bench.found.values()] == [(), ()]
+    assert all("cc" in values.note for values in bench.found.values())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +177,7 @@ def test_a_name_stands_for_one_row_and_every_script_is_there() -> None:
     assert len(names) == len(set(names))
     for script in page.scripts():
         source = (ROOT / "benchmarks" / f"{script}.py").read_text("utf-8")
-        assert "run_script(__doc__, measure)" in source
+        assert re.search(r"^    run_script\(__doc__, measure\b", source, re.MULTILINE)
 
 
 def test_every_script_is_in_the_table_or_named_where_the_page_and_make_say_what_is_left_out() -> None:
