@@ -240,12 +240,22 @@ class ControlFeed:
         return self.following().view.settings.lease_ms / 1000
 
     def states(self) -> list[PartitionState]:
-        """Return the states of all partitions of our topics, those that were added a moment ago as well."""
-        # An operator counts on our answers for every partition of a topic that we registered.
-        fenced = {f.state.parent: f.state for f in self.producer.send_states()}
+        """Return the states of partitions of our topics on which an operation is under way.
+
+        Of those that were added a moment ago as well.
+        """
+        return [f.state for f in self.producer.active() if f.state.attempt] + self.unrouted_states()
+
+    def unrouted_states(self) -> list[PartitionState]:
+        """Return those of them whose partitions are not routed.
+
+        An operator counts on our answers for every partition of a topic that we registered.
+        """
         topics = self.registration.record.topics
-        others = self.following().view.states
-        return [*fenced.values(), *(s for p, s in others.items() if p.topic in topics and p not in fenced)]
+        under_way = self.following().view.under_way()
+        return [
+            s for s in under_way if s.parent.topic in topics and not self.producer.send_states_of(s.parent)
+        ]
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:
