@@ -330,10 +330,13 @@ class TopicTask:
         for topic in list(self.transitions):
             self._settled(topic)
         own = self._feed.registration
-        for state in to_answer(self._feed.states(), own.record):
+        states = self._feed.states()
+        for state in to_answer(states, own.record):
             if state.attempt is None or not self._settled(state.parent.topic, state.parent.partition):
                 continue
-            own.answer_ready(str(state.parent), state.attempt.id, Deadline(self._feed.lease_seconds()))
+            under_way = {str(s.parent) for s in states}
+            deadline = Deadline(self._feed.lease_seconds())
+            own.answer_ready(str(state.parent), state.attempt.id, under_way, deadline)
 
     def _settled(self, topic: str, partition: int | None = None) -> bool:
         """Return whether all unstamped records of ours to a topic (or one partition) are resolved."""

@@ -353,8 +353,9 @@ class PartitionSendState(Generic[P, W]):
             self.transactions.begin(self.next_sequence, unresolved=unresolved)
         else:
             self.transactions.end(self.next_sequence, aborted=aborted)
+        if self.state.attempt is not None:
             self._fence_writers()
-        self._reopen()
+            self._reopen()
 
     def quiescent(self) -> bool:
         """Return whether the fence may be acknowledged: nothing of the fenced segments is in flight."""

@@ -276,14 +276,8 @@ class ProducerState:
             writer.good_until = 0.0
         for writer in send_state.writers:
             writer.stamp_as(send_state.state, self.instance)
-        self._trust([send_state])
-
-    def _trust(self, send_states: Iterable[SendState]) -> None:
         # 0 while this thread collects: callbacks may run in the application's thread only.
-        until = 0.0 if self.collecting else self.lease_until
-        for send_state in send_states:
-            for writer in send_state.writers:
-                writer.good_until = 0.0 if writer.fenced else until
+        _trust([send_state], 0.0 if self.collecting else self.lease_until)
 
     def refuse_in_child(self) -> None:
         """Refuse everything from now on: this is a child process, and the threads stayed in the parent."""
@@ -323,7 +317,7 @@ class ProducerState:
             send_state.suspend(False)
             self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
             self.refresh(send_state)
-        self._trust(f for f in self.send_states() if f not in changed)
+        _trust((f for f in self.send_states() if f not in changed), until)
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
@@ -344,6 +338,7 @@ class ProducerState:
         self.in_transaction = active
         for send_state in self.send_states():
             send_state.transaction(active, aborted=aborted)
+        for send_state in self.active():
             self.refresh(send_state)
 
     # -- reports -----------------------------------------------------------------------------------
@@ -373,7 +368,7 @@ class ProducerState:
     def _collecting(self, collecting: bool) -> None:
         with self.lock.first:
             self.collecting = collecting
-            self._trust(self.send_states())
+            _trust(self.send_states(), 0.0 if collecting else self.lease_until)
 
     def report(self, send_state: SendState, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
@@ -404,6 +399,12 @@ class ProducerState:
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
         return self.tally.count + self.pending() + len(self.callbacks)
+
+
+def _trust(send_states: Iterable[SendState], until: float) -> None:
+    for send_state in send_states:
+        for writer in send_state.writers:
+            writer.good_until = 0.0 if writer.fenced else until
 
 
 @dataclass(slots=True, kw_only=True)

@@ -306,7 +306,6 @@ class RealCode:
             ended=False, lease_until=0.0, routes={}, instance=0, collecting=False,
             lease_valid=lambda: valid or context.lease_until > 0, send_states=lambda: [fence],
             active=lambda: [] if fence.at_rest() else [fence],
-            _trust=lambda send_states: ProducerState._trust(context, send_states),
             report=lambda _, found: finals.extend(found),
             refresh=lambda fence: ProducerState.refresh(context, fence),
             lapse=lambda: ProducerState.lapse(context),
