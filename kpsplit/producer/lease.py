@@ -131,7 +131,7 @@ class Registration:
         The whole record is written at every change: it must not grow with what a long life has seen.
         """
         ready = {p: said for p, said in self.record.ready.items() if p != partition}
-        for ended in [p for p in ready if p not in under_way][: -ANSWERS_KEPT or None]:
+        for ended in [p for p in ready if p not in under_way][:-ANSWERS_KEPT]:
             del ready[ended]
         ready[partition] = attempt_id
         rest: dict[str, Any] = {

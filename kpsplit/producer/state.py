@@ -277,7 +277,7 @@ class ProducerState:
         for writer in send_state.writers:
             writer.stamp_as(send_state.state, self.instance)
         # 0 while this thread collects: callbacks may run in the application's thread only.
-        _trust([send_state], 0.0 if self.collecting else self.lease_until)
+        trust([send_state], 0.0 if self.collecting else self.lease_until)
 
     def refuse_in_child(self) -> None:
         """Refuse everything from now on: this is a child process, and the threads stayed in the parent."""
@@ -317,7 +317,7 @@ class ProducerState:
             send_state.suspend(False)
             self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
             self.refresh(send_state)
-        _trust((f for f in self.send_states() if f not in changed), until)
+        trust((f for f in self.send_states() if f not in changed), until)
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
@@ -368,7 +368,7 @@ class ProducerState:
     def _collecting(self, collecting: bool) -> None:
         with self.lock.first:
             self.collecting = collecting
-            _trust(self.send_states(), 0.0 if collecting else self.lease_until)
+            trust(self.send_states(), 0.0 if collecting else self.lease_until)
 
     def report(self, send_state: SendState, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
@@ -401,7 +401,7 @@ class ProducerState:
         return self.tally.count + self.pending() + len(self.callbacks)
 
 
-def _trust(send_states: Iterable[SendState], until: float) -> None:
+def trust(send_states: Iterable[SendState], until: float) -> None:
     for send_state in send_states:
         for writer in send_state.writers:
             writer.good_until = 0.0 if writer.fenced else until
