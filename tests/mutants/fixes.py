@@ -1338,7 +1338,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "producer.send_state",
         "        self.backlog.tally.active[self] = None\n        keep = self",
         "        keep = self",
-        "unit/test_producer_state.py",
+        WORK + "test_what_is_held_while_there_is_no_lease_is_sent_under_the_next_one",
     ),
     (
         "forget what is pending",

@@ -310,3 +310,11 @@ def test_an_answer_that_could_not_be_written_stays_owed(
             producing.thread._turn()
     feed = producing.thread._feed
     assert not producing.written and lease.owes(feed.states(), feed.registration.record)
+
+
+def test_what_is_held_while_there_is_no_lease_is_sent_under_the_next_one(producing: Producing) -> None:
+    producing.state.lapse()
+    producing.ground.held.hold(producing.passes[7], producing.ground.content(b"held"))
+    producing.state.renew(monotonic() + 1000)
+    producing.turn()
+    assert producing.ground.rdkafka.values == [b"held"]
