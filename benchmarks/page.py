@@ -389,6 +389,8 @@ NOT_MEASURED = (
     "processors, so there is no such limit.",
     "Splits beside thousands of dead producers: `make bench BENCH=dead_producers` measures them. 10,000 "
     "registrations take longer than the whole table.",
+    "10,000 logical partitions, 1,000 of them split, and 5,000 registered producers: "
+    "`make bench BENCH=large`. To make such a cluster takes minutes.",
     "How long a key waits whose slot moves with its state: to fill 1 GB takes minutes. "
     "`make bench BENCH=state_handover` measures it, with and without "
     "[warm copies](state.md#warm-before-the-hand-over).",
