@@ -217,9 +217,10 @@ def ids_of(bootstrap: str, names: Sequence[str]) -> dict[str, str]:
 def write_cluster(bootstrap: str, names: Sequence[str], split_topics: Sequence[str]) -> None:
     """Create the topics, the marker of each split, and all records of kpsplit's own topics."""
     began = time.monotonic()
-    create(bootstrap, names, PER_TOPIC)
-    create(bootstrap, split_topics, PARTS)
-    create(bootstrap, [FENCED], PER_TOPIC)
+    with timed("topics are created"):
+        create(bootstrap, names, PER_TOPIC)
+        create(bootstrap, split_topics, PARTS)
+        create(bootstrap, [FENCED], PER_TOPIC)
     plain = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     for parent in (p for topic in names for p in split_ones(topic)):
         plain.produce(parent.topic, b"in the place of a marker", None, parent.partition)
@@ -262,6 +263,8 @@ def reads(bootstrap: str) -> None:
         show("  partitions in it", f"{len(found):,}")
         with timed("kpsplit status of one topic"):
             operations.status(found[0].state.parent.topic)
+        with timed("kpsplit doctor"):
+            operations.doctor()
     admin = ClusterAdmin(connection)
     with timed("one question for all topics of the cluster"):
         admin.topics()
