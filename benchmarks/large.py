@@ -41,6 +41,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.control_plane import ControlView, Registrations
+from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
@@ -179,6 +180,11 @@ def show(what: str, figures: str) -> None:
     print(f"{what:64} {figures}", flush=True)
 
 
+def show_step(step: StepDone) -> None:
+    """Print a step of an enrolment or operation."""
+    show(f"  {step.name}", f"{step.seconds:5.2f} s")
+
+
 def without_brokers(partitions: int) -> None:
     """Measure views of a tenth of the partitions and of all of them."""
     for count in (partitions // 10, partitions):
@@ -226,9 +232,11 @@ def write_cluster(bootstrap: str, names: Sequence[str], split_topics: Sequence[s
         plain.produce(parent.topic, b"in the place of a marker", None, parent.partition)
     plain.flush(CALL_SECONDS)
     with Admin({"bootstrap.servers": bootstrap}, CALL_SECONDS) as operations:
-        operations.initialise()
+        with timed("kpsplit init"):
+            operations.initialise()
         for topic in (names[0], FENCED):
-            operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
+            with timed(f"kpsplit enroll {topic}, {PER_TOPIC} partitions"):
+                operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, show_step, slots=SLOTS)
     writer = AcknowledgedWriter(Connection({"bootstrap.servers": bootstrap}), "benchmark")
     by_place: dict[int, list[tuple[bytes, bytes]]] = {}
     for place, key, value in control_records(names, ids_of(bootstrap, [*names, *split_topics])):

@@ -312,12 +312,13 @@ class ProducerState:
         if not self.lease_valid():  # nor to see this: what rested on the last lease ends with it
             self.lapse()
         self.lease_until = until
-        changed = dict.fromkeys([*self.active(), *(f for f in self.send_states() if f.suspended)])
+        others = self.send_states()
+        changed = dict.fromkeys([*self.active(), *(f for f in others if f.suspended)])
         for send_state in changed:
             send_state.suspend(False)
             self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
             self.refresh(send_state)
-        trust((f for f in self.send_states() if f not in changed), until)
+        trust([f for f in others if f not in changed] if changed else others, until)
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""

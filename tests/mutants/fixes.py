@@ -1357,7 +1357,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "renew the lease of active partitions only",
         "producer.state",
-        "        trust((f for f in self.send_states() if f not in changed), until)\n",
+        "        trust([f for f in others if f not in changed] if changed else others, until)\n",
         "",
         WORK + "test_a_renewed_lease_is_good_for_each_partition_and_looks_into_active_ones_only",
     ),
