@@ -8,7 +8,7 @@
 #   make lint     style, types, import contracts, the shape of the package
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    all benchmarks in less than 40 minutes; writes docs/benchmarks.md (BENCH_ARGS="--only read": some rows;
-#                 BENCH=dead_producers, open_transaction, stalled, state_handover, takeover, week: what it leaves out)
+#                 BENCH=dead_producers, large, open_transaction, stalled, state_handover, takeover, week: what it leaves out)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
 #   make audit    known vulnerabilities of the locked packages and the pinned jars; make sbom: what they are (CycloneDX, dist/)
 #   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)

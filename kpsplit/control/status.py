@@ -123,28 +123,28 @@ def statuses(
     wanted = {s.source for state in found for s in state.lineage if s.is_open}
     ends = admin.end_offsets(p for p in wanted if p.partition < counts.get(p.topic, 0))
     offsets = {p: e.offset for p, e in ends.items()}
-    return [_status(state, view, registrations, offsets, counts) for state in found]
+    enrolled = [view.enrolments[name] for name in dict.fromkeys(state.parent.topic for state in found)]
+    writers = {e.topic: registrations.open(e.topic) for e in enrolled}
+    unread = {e.topic: _unread(e, counts) for e in enrolled}
+    return [
+        PartitionStatus(
+            state=state,
+            enrolment=view.enrolments[state.parent.topic],
+            ends={s.id: offsets.get(s.source) for s in state.lineage if s.is_open},
+            writers=writers[state.parent.topic],
+            attempt_age_seconds=attempt_age(state.attempt),
+            unread=state.parent.partition in unread[state.parent.topic],
+        )
+        for state in found
+    ]
 
 
-def _status(
-    state: PartitionState,
-    view: ControlView,
-    registrations: Registrations,
-    ends: dict[PhysicalPartition, int],
-    counts: dict[str, int],
-) -> PartitionStatus:
-    topic, number = state.parent.topic, state.parent.partition
-    enrolment = view.enrolments[topic]
-    slots, has = enrolment.slots, counts.get(enrolment.slots_topic)  # None as well where we may not see it
-    unread = slots is not None and has is not None and number in without_slots(counts[topic], slots, has)
-    return PartitionStatus(
-        state=state,
-        enrolment=enrolment,
-        ends={s.id: ends.get(s.source) for s in state.lineage if s.is_open},
-        writers=registrations.open(topic),
-        attempt_age_seconds=attempt_age(state.attempt),
-        unread=unread,
-    )
+def _unread(enrolment: Enrolment, counts: Mapping[str, int]) -> range:
+    """Return the partitions of a topic that have no slots; none where we may not see its slots topic."""
+    slots, has = enrolment.slots, counts.get(enrolment.slots_topic)
+    if slots is None or has is None:
+        return range(0)
+    return without_slots(counts[enrolment.topic], slots, has)
 
 
 class Basis(StrEnum):

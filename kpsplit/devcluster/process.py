@@ -28,7 +28,8 @@ A broker that ends is reported at once.
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 _POLL = 0.02  # seconds between looks at whether a process has ended
-_SUPERVISOR_EXIT = 30.0  # seconds for the supervisor to kill the brokers and remove their data
+_KILL_SECONDS = 30.0  # for a broker to end after SIGKILL
+_SUPERVISOR_EXIT = 180.0  # seconds for the supervisor to kill the brokers and remove 100,000 files
 
 
 class SupervisorClient:
@@ -126,7 +127,7 @@ class ManagedProcess:
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         self.send(signal.SIGKILL)
-        self.wait(Deadline(_SUPERVISOR_EXIT))
+        self.wait(Deadline(_KILL_SECONDS))
         self.paused = False
 
     def terminate(self, grace: float) -> None:

@@ -199,6 +199,8 @@ class ControlTail(LogTail):
         self.view = ControlView()
         self.offsets: dict[PhysicalPartition, int] = {}
         """Where the latest state of each logical partition stands."""
+        self.changed: set[PhysicalPartition | str] = set()
+        """Partitions and topics of which a record was read; whoever applies them empties it."""
         super().__init__(connection, CONTROL_TOPIC, self._fold_record, partitions)
 
     def read_all(self, deadline: Deadline) -> ControlView:
@@ -214,6 +216,8 @@ class ControlTail(LogTail):
         subject = self.view.fold(message.key(), message.value(), message.partition())
         if isinstance(subject, PhysicalPartition):
             self.offsets[subject] = message.offset() or 0
+        if subject is not None:
+            self.changed.add(subject)
 
 
 class OperationLog(ClaimedLog):

@@ -34,12 +34,11 @@ from kpsplit.producer.state import (
     RouteWriter,
     SendState,
     TopicRoute,
-    check_partitioner,
 )
 from kpsplit.splitter.control_plane import ControlView, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
-from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment, Partitioner
 
 
 class ProducerGone(Exception):  # noqa: N818 - no error: the application dropped its Producer
@@ -205,8 +204,9 @@ class BackgroundThread(threading.Thread):
         progress = tail.progress()
         if progress != self._lease.adopted:
             with self._producer.lock.first:
-                self._fences.adopt(tail.view)
+                self._fences.adopt(tail.view, tail.changed)
                 self._topics.adopt(tail.view)
+            tail.changed.clear()
             self._lease.adopted = progress
 
     def _find_control_topic(self) -> bool:
@@ -330,10 +330,13 @@ class TopicTask:
         for topic in list(self.transitions):
             self._settled(topic)
         own = self._feed.registration
-        for state in to_answer(self._feed.states(), own.record):
+        states = self._feed.states()
+        for state in to_answer(states, own.record):
             if state.attempt is None or not self._settled(state.parent.topic, state.parent.partition):
                 continue
-            own.answer_ready(str(state.parent), state.attempt.id, Deadline(self._feed.lease_seconds()))
+            under_way = {str(s.parent) for s in states}
+            deadline = Deadline(self._feed.lease_seconds())
+            own.answer_ready(str(state.parent), state.attempt.id, under_way, deadline)
 
     def _settled(self, topic: str, partition: int | None = None) -> bool:
         """Return whether all unstamped records of ours to a topic (or one partition) are resolved."""
@@ -473,6 +476,17 @@ def _fits(route: TopicRoute, view: ControlView) -> bool:
     """Return whether a topic is enrolled, with the partitioner by which its route sends."""
     now = view.enrolments.get(route.enrolment.topic)
     return now is not None and now.partitioner is route.enrolment.partitioner
+
+
+def check_partitioner(enrolment: Enrolment, configured: str) -> None:
+    """Raise ConfigurationError for a producer that would choose partitions otherwise than other writers."""
+    if enrolment.partitioner in (Partitioner.EXPLICIT, configured):
+        return
+    raise ConfigurationError(
+        f"topic {enrolment.topic} is enrolled with partitioner={enrolment.partitioner}, "
+        f"this producer has partitioner={configured}",
+        hint=f"set partitioner={enrolment.partitioner}",
+    )
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

@@ -30,11 +30,11 @@ from kpsplit.producer.background import BackgroundThread, weakly
 from kpsplit.producer.config import split_config
 from kpsplit.producer.locks import holds_lock, refuse_reentry
 from kpsplit.producer.lookup import partitions_known
-from kpsplit.producer.messages import Callback, Headers
+from kpsplit.producer.messages import Callback, Headers, PlainProducer
 from kpsplit.producer.pending import HeldRecords, kafka_error
 from kpsplit.producer.polling import SLICE_SECONDS, Polling, Transactions, deadline_of
 from kpsplit.producer.sending import PassThroughSender, StampedSender, make_produce
-from kpsplit.producer.state import LayoutStats, PlainProducer, ProducerState, certificates, layout_stats
+from kpsplit.producer.state import LayoutStats, ProducerState, certificates, layout_stats
 
 
 def noting(raised: list[Exception], call: Callable[..., Any], *arguments: Any) -> Any:

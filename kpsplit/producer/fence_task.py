@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -55,6 +55,9 @@ class PauseClock:
         counts = send_state.statistics
         self._began[parent] = (attempt.id, now, counts.held, counts.strays)
 
+    def running(self) -> list[PhysicalPartition]:
+        return list(self._began)
+
     def over(self, send_state: SendState) -> tuple[str, PauseReport] | None:
         """Return the report of a pause that has just ended, once."""
         parent = send_state.state.parent
@@ -95,10 +98,13 @@ class FenceTask:
 
     # -- the view ----------------------------------------------------------------------------------
 
-    def adopt(self, view: ControlView) -> None:
-        """Apply what is new in the control topic to every fence that it concerns (``lock`` held)."""
+    def adopt(self, view: ControlView, changed: Iterable[PhysicalPartition | str]) -> None:
+        """Apply what is new in the control topic to every fence that it concerns (``lock`` held).
+
+        ``changed``: partitions and topics of which a record was read since.
+        """
         producer = self._producer
-        for send_state in producer.send_states():
+        for send_state in [f for subject in changed for f in producer.send_states_of(subject)]:
             state = view.state(send_state.state.parent)
             if state is None or state is send_state.state:
                 continue
@@ -123,7 +129,7 @@ class FenceTask:
 
     def busy(self) -> list[SendState]:
         """Return the fences that wait for something."""
-        return [f for f in self._producer.send_states() if f.busy()]
+        return [f for f in self._producer.active() if f.busy()]
 
     def take_reports(self) -> None:
         """Take librdkafka's reports in hand while a fence waits for any, as the application may not poll."""
@@ -136,13 +142,13 @@ class FenceTask:
         with self._producer.lock.first:
             if self._stopping():  # routes are forgotten then, and what is in flight with them
                 return
-            send_states = self._producer.send_states()
-            quiescent = [f.state for f in send_states if f.state.attempt and f.quiescent()]
-        if self._feed.tail is None:
-            return
-        ours, own = {f.state.parent for f in send_states}, self._feed.registration
-        # Partitions that were added after we registered: an operator waits for our answer there as well.
-        quiescent += [s for s in self._feed.states() if s.parent not in ours]
+            if self._feed.tail is None:
+                return
+            active = self._producer.active()
+            quiescent = [f.state for f in active if f.state.attempt and f.quiescent()]
+            # Partitions that were added after we registered: an operator waits for our answer there as well.
+            quiescent += self._feed.unrouted_states()
+        own = self._feed.registration
         for state in to_acknowledge(quiescent, own.record):
             if state.attempt is not None:
                 own.acknowledge(str(state.parent), state.attempt.id, Deadline(ANSWER_SECONDS))
@@ -165,13 +171,14 @@ class FenceTask:
         with producer.lock.first:
             for topic in list(producer.unrouted):
                 self._held.route(topic)
+            producer.tally.active = {f: None for f in producer.active() if not f.at_rest()}
 
     def report_pauses(self) -> None:
         """Start takeovers that are due; report the length of pauses that are over."""
         for takeover in list(self._takeovers.values()):
             takeover.check(self._feed.following().view)
         with self._producer.lock.first:
-            send_states = self._producer.send_states()
+            send_states = [f for p in self._pauses.running() for f in self._producer.send_states_of(p)]
             self._over += [p for f in send_states if (p := self._pauses.over(f)) is not None]
         while self._over:
             partition, pause = self._over[0]
@@ -183,7 +190,7 @@ class FenceTask:
         begun: dict[tuple[PhysicalPartition, int], Search] = {}
         unclear: dict[tuple[PhysicalPartition, int], tuple[SendState, RouteWriter]] = {}
         with self._producer.lock.first:
-            for send_state in self._producer.send_states():
+            for send_state in self._producer.active():
                 for writer in send_state.unclear():
                     place = (send_state.state.parent, writer.segment.id)
                     unclear[place] = (send_state, writer)

@@ -16,7 +16,8 @@ segment of ours unless we answered its PREPARE and acknowledged its fence. That 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,8 @@ from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC, contro
 from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRegistration
 
 RETRY_SECONDS = 0.05
+ANSWERS_KEPT = 32
+"""A registration still names so many partitions whose operations are over."""
 
 
 class Registration:
@@ -120,8 +123,22 @@ class Registration:
         if self.is_over():
             self._publish(deadline)
 
-    def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
-        self._publish(deadline, ready={**self.record.ready, partition: attempt_id})
+    def answer_ready(
+        self, partition: str, attempt_id: str, under_way: Container[str], deadline: Deadline
+    ) -> None:
+        """Answer a PREPARE; forget the oldest answers to operations that are not under way any more.
+
+        The whole record is written at every change: it must not grow with what a long life has seen.
+        """
+        ready = {p: said for p, said in self.record.ready.items() if p != partition}
+        for ended in [p for p in ready if p not in under_way][:-ANSWERS_KEPT]:
+            del ready[ended]
+        ready[partition] = attempt_id
+        rest: dict[str, Any] = {
+            name: {p: said for p, said in getattr(self.record, name).items() if p in ready}
+            for name in ("acknowledged", "pauses")
+        }
+        self._publish(deadline, ready=ready, **rest)
 
     def acknowledge(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
         self._publish(deadline, acknowledged={**self.record.acknowledged, partition: attempt_id})
@@ -137,10 +154,18 @@ class Registration:
         """
         self._closed = True
         if self._published or certificates:
-            closed, said = replace(self.record, closed=True), dict(certificates)
-            while said and not _fits(replace(closed, certificates=said)):
-                del said[max(said, key=lambda parent: len(said[parent].failed))]
-            self._publish(deadline, closed=True, certificates=said)
+            closed = replace(self.record, closed=True)
+            longest = sorted(certificates, key=lambda parent: -len(certificates[parent].failed))
+
+            def without(count: int) -> dict[str, Certificate]:
+                return {parent: certificates[parent] for parent in longest[count:]}
+
+            left_out = bisect_left(
+                range(len(longest)),
+                True,
+                key=lambda count: _fits(replace(closed, certificates=without(count))),
+            )
+            self._publish(deadline, closed=True, certificates=without(left_out))
 
     def _publish(self, deadline: Deadline, **changes: Any) -> None:
         with self._writing:
@@ -240,12 +265,22 @@ class ControlFeed:
         return self.following().view.settings.lease_ms / 1000
 
     def states(self) -> list[PartitionState]:
-        """Return the states of all partitions of our topics, those that were added a moment ago as well."""
-        # An operator counts on our answers for every partition of a topic that we registered.
-        fenced = {f.state.parent: f.state for f in self.producer.send_states()}
+        """Return the states of partitions of our topics on which an operation is under way.
+
+        Of those that were added a moment ago as well.
+        """
+        return [f.state for f in self.producer.active() if f.state.attempt] + self.unrouted_states()
+
+    def unrouted_states(self) -> list[PartitionState]:
+        """Return those of them whose partitions are not routed.
+
+        An operator counts on our answers for every partition of a topic that we registered.
+        """
         topics = self.registration.record.topics
-        others = self.following().view.states
-        return [*fenced.values(), *(s for p, s in others.items() if p.topic in topics and p not in fenced)]
+        under_way = self.following().view.under_way()
+        return [
+            s for s in under_way if s.parent.topic in topics and not self.producer.send_states_of(s.parent)
+        ]
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:

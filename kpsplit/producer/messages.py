@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
 from time import time_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
@@ -20,6 +20,18 @@ CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 EARLIEST, LATEST = -(2**63), 2**63 - 1
 """What librdkafka's timestamps can be."""
+
+
+class PlainProducer(NamedTuple):
+    """Calls of the application's plain producer, by a weak reference: ``send`` is its produce(), by position.
+
+    ``queued`` is its len(). ``learn`` has it look at a topic; it returns how many partitions it knows then.
+    """
+
+    send: Send
+    poll: Callable[[float], int]
+    queued: Callable[[], int]
+    learn: Callable[[str], int]
 
 
 class SettledMessage(LogicalMessage):

@@ -174,7 +174,7 @@ class HeldRecords:
 
     def release(self) -> int:
         """Send what may be sent now, in order, but not very much at once (``lock`` held); return how many."""
-        return sum(self._release_fence(f) for f in self._state.send_states() if f.waiting())
+        return sum(self._release_fence(f) for f in self._state.active() if f.waiting())
 
     # -- what fails --------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class HeldRecords:
         """
         oldest = now - self._state.settings.message_timeout
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
-        for send_state in self._state.send_states():
+        for send_state in self._state.active():
             if send_state.waiting():
                 for record in send_state.drop_waiting(lambda r: r.payload.accepted_at > oldest):
                     self._fail(send_state.state.parent, record.payload, error)
@@ -208,7 +208,7 @@ class HeldRecords:
                 item = queue.popleft()
                 self._state.tally.count -= 1
                 self._fail(_place(topic, item), item.content, error)
-        for send_state in self._state.send_states():
+        for send_state in self._state.active():
             if send_state.pending():
                 late = send_state.give_up_pending(lambda record: record.payload.accepted_at > oldest)
                 self._state.report(send_state, late, _NOT_FINAL_IN_TIME)

@@ -48,12 +48,17 @@ Item = TypeVar("Item")
 
 
 class Tally:
-    """How many records of a Producer wait, in all its backlogs and for topics that are not looked up yet."""
+    """What the send states of a Producer say together, so that nobody has to go through thousands of them.
 
-    __slots__ = ("count",)
+    ``count``: how many records wait, in all their backlogs and for topics that are not looked up yet.
+    ``active``: those that may have something to do for the library's thread; all others are ``at_rest``.
+    """
+
+    __slots__ = ("active", "count")
 
     def __init__(self) -> None:
         self.count = 0
+        self.active: dict[PartitionSendState[Any, Any], None] = {}
 
 
 class Backlog(Generic[P]):
@@ -195,6 +200,7 @@ class PartitionSendState(Generic[P, W]):
     def hold(self, key_hash: int | None, payload: P) -> None:
         """Keep a new record until its segment opens; its sequence number is given now."""
         record = Outgoing(key_hash, self.next_sequence, payload)
+        self.backlog.tally.active[self] = None
         keep = self.backlog.queue_of(self._segment_of(record)).append
         self.next_sequence += 1  # a signal handler may raise after any call: all of this or nothing
         self.statistics.held += 1
@@ -296,10 +302,11 @@ class PartitionSendState(Generic[P, W]):
         unknown, but it must not keep the fence from being acknowledged for ever.
         """
         lost = 0
-        for writer in self.all_writers():
-            lost += writer.in_flight
-            writer.slow += writer.in_flight
-            writer.done = writer.sent
+        for writer in (*self.writers, *self.closing):
+            if writer.sent != writer.done:
+                lost += writer.in_flight
+                writer.slow += writer.in_flight
+                writer.done = writer.sent
         if lost:
             self._retire_resolved()
         return lost
@@ -342,8 +349,9 @@ class PartitionSendState(Generic[P, W]):
             self.transactions.begin(self.next_sequence, unresolved=unresolved)
         else:
             self.transactions.end(self.next_sequence, aborted=aborted)
+        if self.state.attempt is not None:
             self._fence_writers()
-        self._reopen()
+            self._reopen()
 
     def quiescent(self) -> bool:
         """Return whether the fence may be acknowledged: nothing of the fenced segments is in flight."""
@@ -354,6 +362,10 @@ class PartitionSendState(Generic[P, W]):
         """Return whether acknowledgements must be taken in hand now, whether the application polls or not."""
         fenced = any(w.fenced and w.unresolved for w in self.writers)
         return fenced or bool(self.closing) or self.pending() > 0 or self.waiting() > 0
+
+    def at_rest(self) -> bool:
+        """Return whether the library's thread has nothing to do here until this is ``active`` again."""
+        return self.state.attempt is None and not self.busy()
 
     def unresolved(self) -> bool:
         """Return whether anything waits, is in flight, or is not final."""
@@ -389,6 +401,7 @@ class PartitionSendState(Generic[P, W]):
     # -- inside ------------------------------------------------------------------------------------
 
     def _adopt(self, state: PartitionState, *, awaited: bool = False) -> None:
+        self.backlog.tally.active[self] = None
         layout = Layout.of(state.lineage)
         ends = {segment.id: segment.end for segment in state.lineage}
         for writer in self.all_writers():  # a segment that the log took back holds nothing that is ever read
@@ -444,6 +457,7 @@ class PartitionSendState(Generic[P, W]):
         return finals
 
     def _pend(self, writer: W, items: list[Item], item: Item) -> None:
+        self.backlog.tally.active[self] = None
         pend = items.append
         writer.done += 1
         writer.slow += 1

@@ -12,21 +12,21 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from confluent_kafka import KafkaError, murmur2
 
 from kpsplit.clock import monotonic
-from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
+from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.logical_message import is_identity
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.finality import Final, SegmentWriter
 from kpsplit.producer.locks import Busy, QuickLock, holds_lock, refuse_reentry
-from kpsplit.producer.messages import PendingRecord, Send, Unrouted, logical_message, lost_message
+from kpsplit.producer.messages import PendingRecord, PlainProducer, Unrouted, logical_message, lost_message
 from kpsplit.producer.send_state import PartitionSendState, SendCounts, Tally
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
@@ -125,17 +125,6 @@ class TopicRoute:
         return self._sticky
 
 
-def check_partitioner(enrolment: Enrolment, configured: str) -> None:
-    """Raise ConfigurationError for a producer that would choose partitions otherwise than other writers."""
-    if enrolment.partitioner in (Partitioner.EXPLICIT, configured):
-        return
-    raise ConfigurationError(
-        f"topic {enrolment.topic} is enrolled with partitioner={enrolment.partitioner}, "
-        f"this producer has partitioner={configured}",
-        hint=f"set partitioner={enrolment.partitioner}",
-    )
-
-
 class CallbackQueue:
     """Callbacks run only in the application's poll() and flush(), with ``lock`` released."""
 
@@ -180,18 +169,6 @@ class CallbackQueue:
         if raised is not None:
             raise raised
         return count
-
-
-class PlainProducer(NamedTuple):
-    """Calls of the application's plain producer, by a weak reference: ``send`` is its produce(), by position.
-
-    ``queued`` is its len(). ``learn`` has it look at a topic; it returns how many partitions it knows then.
-    """
-
-    send: Send
-    poll: Callable[[float], int]
-    queued: Callable[[], int]
-    learn: Callable[[str], int]
 
 
 class ProducerState:
@@ -265,6 +242,7 @@ class ProducerState:
             for send_state in route.send_states:
                 send_state.suspend(True)  # the fast path may have found it a moment ago
                 send_state.backlog.leave()
+                self.tally.active.pop(send_state, None)
 
     def clear_routes(self) -> None:
         for topic in list(self.routes):
@@ -276,14 +254,27 @@ class ProducerState:
     def send_states(self) -> list[SendState]:
         return [f for route in self.topic_routes() for f in route.send_states]
 
+    def send_states_of(self, subject: PhysicalPartition | str) -> list[SendState]:
+        """Return that of a partition, or all of a topic; none where it is not routed."""
+        if isinstance(subject, str):
+            topic, which = subject, slice(None)
+        else:
+            topic, which = subject.topic, slice(subject.partition, subject.partition + 1)
+        route = self.routes.get(topic)
+        return route.send_states[which] if isinstance(route, TopicRoute) else []
+
+    def active(self) -> list[SendState]:
+        """Return those that may have something to do for the library's thread; all others are at rest."""
+        return [f for f in list(self.tally.active) if f in self.send_states_of(f.state.parent)]
+
     def refresh(self, send_state: SendState) -> None:
         """Tell the fast path of a partition what its fence says (``lock`` held)."""
         for writer in send_state.closing:
             writer.good_until = 0.0
         for writer in send_state.writers:
-            # 0 while this thread collects: callbacks may run in the application's thread only.
-            writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
             writer.stamp_as(send_state.state, self.instance)
+        # 0 while this thread collects: callbacks may run in the application's thread only.
+        trust([send_state], 0.0 if self.collecting else self.lease_until)
 
     def refuse_in_child(self) -> None:
         """Refuse everything from now on: this is a child process, and the threads stayed in the parent."""
@@ -318,10 +309,13 @@ class ProducerState:
         if not self.lease_valid():  # nor to see this: what rested on the last lease ends with it
             self.lapse()
         self.lease_until = until
-        for send_state in self.send_states():
+        others = self.send_states()
+        changed = dict.fromkeys([*self.active(), *(f for f in others if f.suspended)])
+        for send_state in changed:
             send_state.suspend(False)
             self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
             self.refresh(send_state)
+        trust([f for f in others if f not in changed] if changed else others, until)
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
@@ -342,6 +336,7 @@ class ProducerState:
         self.in_transaction = active
         for send_state in self.send_states():
             send_state.transaction(active, aborted=aborted)
+        for send_state in self.active():
             self.refresh(send_state)
 
     # -- reports -----------------------------------------------------------------------------------
@@ -371,8 +366,7 @@ class ProducerState:
     def _collecting(self, collecting: bool) -> None:
         with self.lock.first:
             self.collecting = collecting
-            for send_state in self.send_states():
-                self.refresh(send_state)
+            trust(self.send_states(), 0.0 if collecting else self.lease_until)
 
     def report(self, send_state: SendState, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
@@ -398,11 +392,17 @@ class ProducerState:
 
     def pending(self) -> int:
         """Return how many records the broker acknowledged that are not final yet."""
-        return sum(f.pending() for f in self.send_states())
+        return sum(f.pending() for f in self.active())
 
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
         return self.tally.count + self.pending() + len(self.callbacks)
+
+
+def trust(send_states: Iterable[SendState], until: float) -> None:
+    for send_state in send_states:
+        for writer in send_state.writers:
+            writer.good_until = 0.0 if writer.fenced else until
 
 
 @dataclass(slots=True, kw_only=True)

@@ -227,6 +227,7 @@ class ControlView:
         self.left_states: dict[PhysicalPartition, PartitionState] = {}
         """The states of their partitions: where the topic is enrolled again they go on."""
         self.states: dict[PhysicalPartition, PartitionState] = {}
+        self._attempts: set[PhysicalPartition] = set()
         self.claims: dict[PhysicalPartition, list[Claim]] = {}
         """What was announced since the latest state, as far as it is decided; a claimer reads more."""
         self.garbage = 0
@@ -268,6 +269,10 @@ class ControlView:
             return known
         return PartitionState.unsplit(parent, enrolment.topic_id)
 
+    def under_way(self) -> list[PartitionState]:
+        """Return the states of enrolled partitions that have an attempt, without a look at all others."""
+        return [self.states[parent] for parent in self._attempts if parent in self.states]
+
     def enrolled_state(self, parent: PhysicalPartition) -> PartitionState:
         """Return a partition's state; UsageError where its topic is not enrolled."""
         state = self.state(parent)
@@ -304,13 +309,19 @@ class ControlView:
         elif value is None:
             self.states.pop(subject, None)
             self.left_states.pop(subject, None)
+            self._attempts.discard(subject)
             self.claims.pop(subject, None)
         else:
             state = decode_state(value)
             if state.parent != subject:
                 raise RecordError("control topic: key and value name different partitions")
-            (self.left_states if subject.topic in self.left else self.states)[subject] = state
-            self.claims.pop(subject, None)
+            self.take_state(state)
+
+    def take_state(self, state: PartitionState) -> None:
+        subject = state.parent
+        (self.left_states if subject.topic in self.left else self.states)[subject] = state
+        (self._attempts.discard if state.attempt is None else self._attempts.add)(subject)
+        self.claims.pop(subject, None)
 
     def _take_claim(self, subject: PhysicalPartition | str | None, value: bytes | None) -> None:
         if not isinstance(subject, PhysicalPartition):

@@ -16,6 +16,7 @@ REGISTRATIONS = "unit/test_registrations.py"
 POLLING = "unit/test_producer_polling.py::"
 NUMBERS = "unit/test_verify_numbers.py::"
 MOVES = "unit/test_consumer_moves.py::"
+WORK = "unit/test_producer_work.py::"
 RETURNING, PARTING = "unit/test_returning.py", "unit/test_producer_parting.py"
 
 FIXES: list[tuple[str, str, str, str, str]] = [
@@ -1390,6 +1391,77 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "            queue.append(record)\n            self.queues[segment] = deque(_in_order(queue))\n"
         "        self.tally.count += len(records)",
         SEND_STATE + "test_the_work_of_sending_strays_again_grows_as_their_number",
+    ),
+    # work that would grow with the number of partitions
+    (
+        "look at every partition in each turn",
+        "producer.state",
+        "[f for f in list(self.tally.active) if f in self.send_states_of(f.state.parent)]",
+        "self.send_states()",
+        WORK + "test_an_idle_turn_goes_through_no_partition",
+    ),
+    (
+        "apply each record of the control topic to every partition",
+        "producer.fence_task",
+        "for f in producer.send_states_of(subject)]:",
+        "for f in producer.send_states() if subject]:",
+        WORK + "test_a_record_of_the_control_topic_is_applied_to_its_own_partition_only",
+    ),
+    (
+        "forget what is held",
+        "producer.send_state",
+        "        self.backlog.tally.active[self] = None\n        keep = self",
+        "        keep = self",
+        WORK + "test_what_is_held_while_there_is_no_lease_is_sent_under_the_next_one",
+    ),
+    (
+        "forget what is pending",
+        "producer.send_state",
+        "        self.backlog.tally.active[self] = None\n        pend = items",
+        "        pend = items",
+        WORK + "test_what_is_pending_is_counted_without_a_pass",
+    ),
+    (
+        "take a partition for at rest that owes an answer",
+        "producer.send_state",
+        "return self.state.attempt is None and not self.busy()",
+        "return not self.busy()",
+        WORK + "test_an_answer_that_could_not_be_written_stays_owed",
+    ),
+    (
+        "renew the lease of active partitions only",
+        "producer.state",
+        "        trust([f for f in others if f not in changed] if changed else others, until)\n",
+        "",
+        WORK + "test_a_renewed_lease_is_good_for_each_partition_and_looks_into_active_ones_only",
+    ),
+    (
+        "forget that a partition was added while its operation is under way",
+        "splitter.control_plane",
+        "(self._attempts.discard if state.attempt is None else self._attempts.add)(subject)",
+        "self._attempts.discard(subject)",
+        WORK + "test_a_partition_without_a_route_is_answered_for_while_an_operation_is_under_way",
+    ),
+    (
+        "keep the answer to every operation in the registration",
+        "producer.lease",
+        "if p not in under_way][:-ANSWERS_KEPT]:",
+        "if p not in under_way][:0]:",
+        WORK + "test_a_registration_does_not_grow_with_the_operations_that_a_producer_has_seen",
+    ),
+    (
+        "forget answers that operators still wait for",
+        "producer.lease",
+        "for ended in [p for p in ready if p not in under_way]",
+        "for ended in [*ready]",
+        WORK + "test_a_registration_does_not_grow_with_the_operations_that_a_producer_has_seen",
+    ),
+    (
+        "resolve the subscription in each turn",
+        "consumer.group.membership",
+        "        if by != self._resolved_by:\n",
+        "        if by:\n",
+        "unit/test_consumer_engine_subscriptions.py",
     ),
     (
         "install a lease that is over",

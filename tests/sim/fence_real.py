@@ -305,6 +305,7 @@ class RealCode:
         context: Any = SimpleNamespace(
             ended=False, lease_until=0.0, routes={}, instance=0, collecting=False,
             lease_valid=lambda: valid or context.lease_until > 0, send_states=lambda: [fence],
+            active=lambda: [] if fence.at_rest() else [fence],
             report=lambda _, found: finals.extend(found),
             refresh=lambda fence: ProducerState.refresh(context, fence),
             lapse=lambda: ProducerState.lapse(context),

@@ -5,6 +5,7 @@ The exhaustive exploration and the simulation leave them out in turn; both must 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.errors import UnknownOutcomeError
-from kpsplit.producer import finality, lease
+from kpsplit.producer import finality, lease, state
 from kpsplit.producer.finality import SegmentWriter
 from kpsplit.producer.send_state import Backlog, PartitionSendState
 from kpsplit.producer.state import ProducerState
@@ -30,9 +31,14 @@ from tests.sim.operators import Operator
 
 
 def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
+    def trust(fences: Iterable[Any], until: float) -> None:
+        for fence in fences:
+            for writer in fence.writers:
+                writer.good_until = until
+
     def refresh(self: Any, fence: Any) -> None:
+        trust([fence], self.lease_until)
         for writer in fence.writers:
-            writer.good_until = self.lease_until
             writer.stamp_as(fence.state, self.instance)
 
     real = finality.while_open
@@ -44,6 +50,7 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
         finally:
             writer.fenced = fenced
 
+    patch.setattr(state, "trust", trust)
     patch.setattr(ProducerState, "refresh", refresh)
     patch.setattr(finality, "while_open", final)
 

@@ -20,9 +20,10 @@ from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.fence_task import FenceTask
 from kpsplit.producer.lease import ControlFeed, LeaseTask, Registration
 from kpsplit.producer.lookup import Search
+from kpsplit.producer.messages import PlainProducer
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.sending import PassThroughSender, StampedSender, make_produce
-from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute, certificates
+from kpsplit.producer.state import ProducerState, SendState, TopicRoute, certificates
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -227,7 +228,8 @@ class SimTail:
         self.view.settings = Settings(int(LEASE_SECONDS * 1000))
         self.view.initialised = True
         self.view.enrolments[PARENT.topic] = ENROLMENT
-        self.view.states[PARENT] = self._control.states[0]
+        self.view.take_state(self._control.states[0])
+        self.changed: set[PhysicalPartition | str] = set()
         self.request: SimEndRequest | None = None
         self.prompt = False
 
@@ -235,7 +237,8 @@ class SimTail:
         """Read on to where that many records were read."""
         if length > self.length:
             self.length = length
-            self.view.states[PARENT] = self._control.states[length]
+            self.view.take_state(self._control.states[length])
+            self.changed.add(PARENT)
 
     def progress(self) -> int:
         """Return how far the topic was read."""
@@ -458,8 +461,9 @@ class SimProducer:
 
     def _adopt(self) -> None:
         if self.tail.length != self.lease.adopted:
-            self.fences.adopt(self.tail.view)
+            self.fences.adopt(self.tail.view, self.tail.changed)
             self.topics.adopt(self.tail.view)
+            self.tail.changed.clear()
             self.lease.adopted = self.tail.length
 
     def _run(self) -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.consumer.group import membership
 from kpsplit.errors import UsageError
 from kpsplit.splitter.group_slots import Mode, Subscribed, group_topics, resolve, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, SlotDivision
+from tests.unit.engine_world import World
 
 
 def enrolment(*, settled, slots):
@@ -75,3 +77,18 @@ def test_a_topic_of_kpsplit_and_a_broken_pattern_are_refused():
         resolve(["__kpsplit.control"], (), ())
     with pytest.raises(UsageError, match="pattern"):
         resolve(["^orders("], (), ())
+
+
+def test_names_are_resolved_again_only_when_the_view_has_changed(monkeypatch):
+    """A view may hold thousands of partitions, and the engine takes a hundred turns a second."""
+    resolved, turns, real = [], [], membership.resolve
+    monkeypatch.setattr(membership, "resolve", lambda *about: (resolved.append(about), real(*about))[1])
+    with World() as world:
+        world.metadata.turn = lambda: turns.append(1)
+        world.subscribe()
+        world.until(lambda: resolved, "the first look")
+        looks, seen = len(resolved), len(turns)
+        world.until(lambda: len(turns) >= seen + 20, "turns of the engine")
+        assert len(resolved) == looks
+        world.metadata.position += 1
+        world.until(lambda: len(resolved) == looks + 1, "a look at the changed view")

@@ -167,7 +167,7 @@ def test_nothing_is_written_behind_the_certificate() -> None:
     library.join()
     close.join()
     with pytest.raises(KpsplitError, match="closed"):
-        registration.answer_ready("orders/0", "attempt", Deadline(1))
+        registration.answer_ready("orders/0", "attempt", (), Deadline(1))
     assert registration.record.closed and written[-1] == registration.record.encode()
     assert len(written) == 2
 

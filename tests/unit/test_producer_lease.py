@@ -8,7 +8,8 @@ from kpsplit.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
 from kpsplit.producer.lease import ControlFeed, LeaseTask, owes
-from kpsplit.producer.state import PASS_THROUGH, PlainProducer, ProducerState
+from kpsplit.producer.messages import PlainProducer
+from kpsplit.producer.state import PASS_THROUGH, ProducerState
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply

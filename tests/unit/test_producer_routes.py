@@ -8,9 +8,10 @@ import pytest
 from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.producer.background import check_partitioner
 from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.producer.sending import complete_stamp
-from kpsplit.producer.state import RouteWriter, TopicRoute, check_partitioner
+from kpsplit.producer.state import RouteWriter, TopicRoute
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner

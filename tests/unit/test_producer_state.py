@@ -15,14 +15,13 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.producer.config import split_config
-from kpsplit.producer.messages import PendingRecord
+from kpsplit.producer.messages import PendingRecord, PlainProducer
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.polling import Polling, Transactions
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.sending import PassThroughSender, StampedSender, make_produce
 from kpsplit.producer.state import (
     PASS_THROUGH,
-    PlainProducer,
     ProducerState,
     RouteWriter,
     SendState,

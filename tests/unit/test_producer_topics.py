@@ -34,6 +34,7 @@ class Tail:
 
     def __init__(self, *topics: str) -> None:
         self.view = ControlView()
+        self.changed: set[Any] = set()
         for topic in topics:
             self.view.enrolments[topic] = Enrolment(topic, "id", Partitioner.CONSISTENT_RANDOM, True)
 
@@ -162,6 +163,15 @@ class UnclearPartition:
     def waiting(self) -> int:
         return 0
 
+    def at_rest(self) -> bool:
+        return False
+
+    def quiescent(self) -> bool:
+        return False
+
+    def pending(self) -> int:
+        return 0
+
     def unclear(self) -> list[Any]:
         return [] if self.found else [SimpleNamespace(segment=SimpleNamespace(id=0))]
 
@@ -179,7 +189,7 @@ def test_a_log_that_may_not_be_read_keeps_no_other_from_being_searched(
     denied = AuthorizationError("could not read secret/0")
     searches: Any = {(secret.state.parent, 0): SearchedLog(denied), (orders.state.parent, 0): SearchedLog()}
     background._fences._lookups = searches
-    monkeypatch.setattr(ground.state, "send_states", lambda: [secret, orders])
+    monkeypatch.setattr(ground.state, "active", lambda: [secret, orders])
     ground.held.hold_unrouted("slow", ground.content(b"waits"), -1)
     background._turn()
     ground.state.callbacks.run()
@@ -256,7 +266,7 @@ def preparing(background: BackgroundThread, monkeypatch: pytest.MonkeyPatch, top
     """Have an operator prepare a split of a topic's first partition; return what is answered to it."""
     state = PartitionState.unsplit(PhysicalPartition(topic, 0), "id")
     prepared = apply(state, Prepare(split_attempt_of(state)))
-    background._feed.following().view.states[state.parent] = prepared
+    background._feed.following().view.take_state(prepared)
     for send_state in background._producer.send_states():
         if send_state.state.parent == state.parent:
             send_state.observe(prepared, lease_valid=True)

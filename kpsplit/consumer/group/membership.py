@@ -397,6 +397,8 @@ class Subscribing:
         self.topics = topics
         self._events = events
         self.wanted: tuple[str, ...] | None = None
+        self._resolved: frozenset[str] = frozenset()
+        self._resolved_by: tuple[tuple[str, ...], frozenset[str], int] | None = None
         self._shared: Sequence[Subscribed] = ()
         self._leaving = False
 
@@ -437,7 +439,7 @@ class Subscribing:
         metadata = self._metadata
         if not metadata.ready or (listed := self._listed(self.wanted)) is None:
             return
-        names = resolve(self.wanted, listed, subtopics(metadata.view.states.values()))
+        names = self._names(self.wanted, listed)
         topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]
         wanted = frozenset(t.group_topic for t in topics)
         self._membership.take_back(wanted)
@@ -450,6 +452,14 @@ class Subscribing:
             self._membership.prepare(topics)
             if self._peers.may_join(wanted):
                 self._membership.subscribe(topics)
+
+    def _names(self, wanted: tuple[str, ...], listed: frozenset[str]) -> frozenset[str]:
+        """Return the topics that are subscribed to; made anew only where something of it has changed."""
+        by = wanted, listed, self._metadata.position
+        if by != self._resolved_by:
+            self._resolved = resolve(wanted, listed, subtopics(self._metadata.view.states.values()))
+            self._resolved_by = by
+        return self._resolved
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""
