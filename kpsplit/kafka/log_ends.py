@@ -21,6 +21,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -226,7 +227,7 @@ def exists(admin: AdminClient, topic: str) -> bool | None:
     return True
 
 
-def learn_leaders(client: AdminClient | Consumer, topic: str, seconds: float) -> None:
+def learn_leaders(client: AdminClient | Consumer | Producer, topic: str, seconds: float) -> None:
     with suppress(KafkaException):  # the next answer shows it
         client.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
 

@@ -262,6 +262,10 @@ class GroupOffsets:
         self.seconds = 0.0
         self.begun = 0
         self.has_commits = True
+        self.connected = False
+
+    def connect(self) -> None:
+        self.connected = True
 
     def starts(self, wanted: list[Any], me: str | None) -> list[SlotStart]:
         self.asked += 1

@@ -219,6 +219,35 @@ def test_a_commit_is_repeated_with_newer_metadata_while_the_member_belongs_to_th
     assert world.group_offsets.generations == [7, 7, 7]
 
 
+def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world):
+    """Its slots are committed alone; what stays goes along with the next automatic commit."""
+    stable(world, 0, 1)
+    handed_out(world, 2)
+    world.buffer.wait(0)
+    offsets, committer = world.group_offsets, world.engine.committer
+
+    def commit():
+        committer.ask(world.slots.changed(world.slots))
+
+    offsets.failures.append(FencedError("moved on", retriable=True))
+    offsets.commit_gate.clear()
+    world.engine.ask(commit).result(10)
+    world.until(lambda: offsets.begun, "the automatic commit to be sent")
+    world.coordinator.take(0)
+    world.polls(lambda: world.state is State.PARTITION_REVOKED, "the hand-over to ask for its commit")
+    offsets.commit_gate.set()
+    world.polls(lambda: not world.coordinator.held() - {1}, "the hand-over")
+    assert offsets.commits == [{slot(0).range: 2}]
+    world.engine.ask(commit).result(10)
+    world.until(lambda: len(offsets.commits) == 2, "the next automatic commit")
+    assert offsets.commits[1] == {slot(1).range: 2}
+
+
+def test_a_member_gets_ready_to_commit_while_it_joins_its_group(world):
+    world.until(lambda: world.group_offsets.connected, "the transactional client")
+    assert not world.coordinator.held()
+
+
 def test_a_commit_that_fails_does_not_keep_slots(world):
     stable(world, 0)
     handed_out(world, 2)

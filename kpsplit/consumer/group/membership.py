@@ -158,6 +158,8 @@ class Membership:
 
     def subscribe(self, topics: Sequence[Subscribed]) -> None:
         """Join the group with topics that ``prepare`` was given, or change to them."""
+        if any(not s.mode.plain for s in topics):
+            self._committer.executor.ask(lambda offsets: offsets.connect())  # while the group is joined
         self._group.subscribe([s.group_topic for s in topics], self)
 
     def hand_over_all_but(self, topics: frozenset[str]) -> bool:
