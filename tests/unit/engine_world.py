@@ -172,6 +172,9 @@ class Metadata:
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
 
+    def may_subscribe(self, topics: Any) -> bool:
+        return Views.may_subscribe(self, topics)  # type: ignore[arg-type]
+
     def returning(self, topic: str, mode: Mode) -> bool:
         return Views.returning(self, topic, mode)  # type: ignore[arg-type]
 

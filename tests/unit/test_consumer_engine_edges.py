@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -241,6 +242,36 @@ def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world)
     world.engine.ask(commit).result(10)
     world.until(lambda: len(offsets.commits) == 2, "the next automatic commit")
     assert offsets.commits[1] == {slot(1).range: 2}
+
+
+def test_a_group_is_joined_while_the_view_is_read_and_no_slot_begins_before_all_of_it_is():
+    with World() as world:
+        world.metadata.ready = world.metadata.is_fresh = False
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: world.state is State.ASSIGNING_PARTITIONS, "the slot")
+        turns = world.pulse[0] + 50
+        world.polls(lambda: world.pulse[0] > turns, "turns")
+        assert not world.group_offsets.asked
+        world.metadata.ready = world.metadata.is_fresh = True
+        world.polls(lambda: world.reader.owned, "the slot to be read")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"settled": False}, {"former_slots": 2}, {"returning": True}],
+    ids=["new", "changing", "leaving"],
+)
+def test_a_topic_that_is_shared_in_another_way_soon_is_subscribed_to_when_all_of_the_view_is_read(change):
+    with World() as world:
+        view, known = world.metadata.view, world.metadata.view.enrolments[TOPIC]
+        world.metadata.ready = False
+        assert world.metadata.may_subscribe([TOPIC])
+        assert not world.metadata.may_subscribe([TOPIC, "plain"])
+        view.enrolments[TOPIC] = replace(known, **change)
+        assert not world.metadata.may_subscribe([TOPIC])
+        world.metadata.ready = True
+        assert world.metadata.may_subscribe([TOPIC])
 
 
 def test_a_member_gets_ready_to_commit_while_it_joins_its_group(world):

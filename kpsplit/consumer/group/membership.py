@@ -438,7 +438,7 @@ class Subscribing:
             self._leave_for_now()
             return
         metadata = self._metadata
-        if not metadata.ready or (listed := self._listed(self.wanted)) is None:
+        if not metadata.may_subscribe(self.wanted) or (listed := self._listed(self.wanted)) is None:
             return
         names = resolve(self.wanted, listed, subtopics(metadata.view.states.values()))
         topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]
