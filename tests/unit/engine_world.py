@@ -267,7 +267,7 @@ class GroupOffsets:
         self.has_commits = True
         self.connected = False
 
-    def connect(self) -> None:
+    def connect(self, seconds: float) -> None:
         self.connected = True
 
     def starts(self, wanted: list[Any], me: str | None) -> list[SlotStart]:

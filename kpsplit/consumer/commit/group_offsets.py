@@ -156,9 +156,9 @@ class GroupOffsets:
         """Return whether a part was committed; the whole may be by one that reads on by an old view."""
         return any(key.range != WHOLE for key in self._open().fold.keys(self._group_id, lineage.parent))
 
-    def connect(self) -> None:
+    def connect(self, seconds: float = OPEN_SECONDS) -> None:
         """Get ready to commit to the offset log; what was left open there is decided then."""
-        self._commit_writer().open(Deadline(OPEN_SECONDS))
+        self._commit_writer().open(Deadline(seconds))
 
     def _read_log(self, parents: Collection[PhysicalPartition]) -> Failed:
         """Read the offset log about some partitions; return those of which it was not read to its end."""
