@@ -97,6 +97,10 @@ def timed_out(what: str) -> KafkaException:
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 
 
+CONNECT_SECONDS = 0.5
+"""Closing a consumer may wait for it."""
+
+
 class QueryClient:
     """A client for questions about the cluster and the group's ordinary offsets; it never joins the group.
 
@@ -123,6 +127,14 @@ class QueryClient:
                     enable_auto_commit=False,
                 )
             return self._client
+
+    def connect(self) -> None:
+        """Look for the group's coordinator: a client that is asked nothing looks a quarter of a second later.
+
+        Raises:
+            KafkaException: it was not found at once; the next question looks again.
+        """
+        self.client.committed([], timeout=CONNECT_SECONDS)
 
     def as_nobody(self, commit: Callable[[object], None]) -> None:
         """Make a commit with metadata that the coordinator takes only while the group has no members.

@@ -8,7 +8,7 @@ reads nothing: it cannot know what is enrolled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -94,6 +94,14 @@ class Metadata:
     def fresh(self) -> bool:
         """Return whether "not enrolled" can be relied on now."""
         return monotonic() < self._good_until
+
+    def may_subscribe(self, topics: Iterable[str]) -> bool:
+        """Return whether the group may be joined with topics by what was read of the view until now.
+
+        With settled enrolments it is joined before all is read. Slots begin by a view that is fresh.
+        """
+        found = (self.view.enrolments.get(topic) for topic in topics)
+        return self.ready or all(e and e.settled and e.former is None and not e.returning for e in found)
 
     def subscribed(self, topic: str) -> Subscribed:
         enrolment = self.view.enrolments.get(topic)

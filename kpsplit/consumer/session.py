@@ -59,7 +59,6 @@ class ConsumerSession:
         self._events, self._buffer = events, buffer
         group_offsets = GroupOffsets(connection, query_client, settings.group, settings.reset)
         self.executor = BrokerExecutor("kpsplit-brokers", group_offsets)
-        self.executor.run(lambda: query_client.client)  # it connects while the control topic is read
         self.questions = OffsetQueries(group_offsets, query_client)
         reader = SlotReader(
             connection,
@@ -71,6 +70,7 @@ class ConsumerSession:
         metadata = Metadata(connection)
         slots = AssignedSlots(metadata, reader, buffer, state, auto_store=settings.auto_store)
         members = BrokerExecutor("kpsplit-members", GroupMembers(connection, settings.group))
+        members.run(query_client.connect)  # while the control topic is read
         clients = Clients(group, reader, query_client, self.executor, members)
         self.engine = Engine(settings, clients, slots, events, pulse)
         buffer.fetch = self.engine.pull

@@ -21,6 +21,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -243,7 +244,7 @@ def topic_id_of(admin: AdminClient, topic: str, seconds: float) -> str | None:
         raise translate(error_of(exception), f"look at topic {topic}") from exception
 
 
-def learn_leaders(client: AdminClient | Consumer, topic: str, seconds: float) -> None:
+def learn_leaders(client: AdminClient | Consumer | Producer, topic: str, seconds: float) -> None:
     with suppress(KafkaException):  # the next answer shows it
         client.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
 

@@ -16,7 +16,8 @@ from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, FutureVersionError, RecordError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.log_ends import learn_leaders
+from kpsplit.kafka.log_tail import FOLLOW_SECONDS, LogTail
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
@@ -64,6 +65,8 @@ class OffsetTail(LogTail):
     ) -> None:
         self.fold = CommitFold(group, count)
         super().__init__(connection, OFFSETS_TOPIC, self._fold_record, partitions, decided=False)
+        # At once: a client that is asked nothing may connect 0.2 s after its first question.
+        learn_leaders(self._consumer, OFFSETS_TOPIC, FOLLOW_SECONDS)
 
     def read_all(self, deadline: Deadline) -> CommitFold:
         """Take everything that was written when the call began, decided or not; return the fold.

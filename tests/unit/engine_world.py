@@ -172,6 +172,9 @@ class Metadata:
     def subscribed(self, topic: str) -> Any:
         return subscribed(topic, self.view.enrolments.get(topic))
 
+    def may_subscribe(self, topics: Any) -> bool:
+        return Views.may_subscribe(self, topics)  # type: ignore[arg-type]
+
     def returning(self, topic: str, mode: Mode) -> bool:
         return Views.returning(self, topic, mode)  # type: ignore[arg-type]
 
@@ -262,6 +265,10 @@ class GroupOffsets:
         self.seconds = 0.0
         self.begun = 0
         self.has_commits = True
+        self.connected = False
+
+    def connect(self, seconds: float) -> None:
+        self.connected = True
 
     def starts(self, wanted: list[Any], me: str | None) -> list[SlotStart]:
         self.asked += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -217,6 +218,65 @@ def test_a_commit_is_repeated_with_newer_metadata_while_the_member_belongs_to_th
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
     assert world.group_offsets.commits == [{slot(0).range: 2}]
     assert world.group_offsets.generations == [7, 7, 7]
+
+
+def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world):
+    """Its slots are committed alone; what stays goes along with the next automatic commit."""
+    stable(world, 0, 1)
+    handed_out(world, 2)
+    world.buffer.wait(0)
+    offsets, committer = world.group_offsets, world.engine.committer
+
+    def commit():
+        committer.ask(world.slots.changed(world.slots))
+
+    offsets.failures.append(FencedError("moved on", retriable=True))
+    offsets.commit_gate.clear()
+    world.engine.ask(commit).result(10)
+    world.until(lambda: offsets.begun, "the automatic commit to be sent")
+    world.coordinator.take(0)
+    world.polls(lambda: world.state is State.PARTITION_REVOKED, "the hand-over to ask for its commit")
+    offsets.commit_gate.set()
+    world.polls(lambda: not world.coordinator.held() - {1}, "the hand-over")
+    assert offsets.commits == [{slot(0).range: 2}]
+    world.engine.ask(commit).result(10)
+    world.until(lambda: len(offsets.commits) == 2, "the next automatic commit")
+    assert offsets.commits[1] == {slot(1).range: 2}
+
+
+def test_a_group_is_joined_while_the_view_is_read_and_no_slot_begins_before_all_of_it_is():
+    with World() as world:
+        world.metadata.ready = world.metadata.is_fresh = False
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: world.state is State.ASSIGNING_PARTITIONS, "the slot")
+        turns = world.pulse[0] + 50
+        world.polls(lambda: world.pulse[0] > turns, "turns")
+        assert not world.group_offsets.asked
+        world.metadata.ready = world.metadata.is_fresh = True
+        world.polls(lambda: world.reader.owned, "the slot to be read")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"settled": False}, {"former_slots": 2}, {"returning": True}],
+    ids=["new", "changing", "leaving"],
+)
+def test_a_topic_that_is_shared_in_another_way_soon_is_subscribed_to_when_all_of_the_view_is_read(change):
+    with World() as world:
+        view, known = world.metadata.view, world.metadata.view.enrolments[TOPIC]
+        world.metadata.ready = False
+        assert world.metadata.may_subscribe([TOPIC])
+        assert not world.metadata.may_subscribe([TOPIC, "plain"])
+        view.enrolments[TOPIC] = replace(known, **change)
+        assert not world.metadata.may_subscribe([TOPIC])
+        world.metadata.ready = True
+        assert world.metadata.may_subscribe([TOPIC])
+
+
+def test_a_member_gets_ready_to_commit_while_it_joins_its_group(world):
+    world.until(lambda: world.group_offsets.connected, "the transactional client")
+    assert not world.coordinator.held()
 
 
 def test_a_commit_that_fails_does_not_keep_slots(world):

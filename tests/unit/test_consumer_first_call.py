@@ -98,5 +98,5 @@ def test_the_client_that_asks_for_committed_offsets_connects_with_the_first_call
         assert consumer._query_client._client is None
         consumer.stats()
         assert consumer._session is not None
-        consumer._session.executor.run(lambda: None).result(10)
+        consumer._session.engine._clients.members.run(lambda: None).result(10)
         assert consumer._query_client._client is not None

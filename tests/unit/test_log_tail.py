@@ -9,6 +9,8 @@ from confluent_kafka import KafkaError, Message
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import LEADER_MOVES
 from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.offset_log import OffsetTail
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 
 class Read:
@@ -67,6 +69,13 @@ def test_a_reader_that_begins_anew_hands_nothing_over_again() -> None:
     tail = LogTail(cast(Connection, Offline()), "t", lambda message: handed_over.append(message.offset()))
     tail.poll(0)
     assert handed_over == [0, 1, 2, 3] and tail.progress() == 4
+
+
+def test_a_tail_of_the_offset_log_looks_for_leaders_at_once() -> None:
+    """A client that is asked nothing until a slot waits for it may connect 0.2 s later."""
+    offline = Offline()
+    OffsetTail(cast(Connection, offline), 16)
+    assert offline.consumer.asked == [OFFSETS_TOPIC]
 
 
 def test_a_tail_reads_on_while_leaders_move() -> None:

@@ -71,6 +71,8 @@ class Brokers:
         """What the changelog has."""
         self.written: list[tuple[int, bytes]] = []
         self.opened: list[dict[str, Any]] = []
+        self.looks: list[int] = []
+        """How many records were written when a client looked for the leaders of the changelog."""
         self.waited: list[tuple[dict[str, int], int]] = []
         """For which topics, and how many replicas in sync."""
         self._reports: list[Callable[[], None]] = []
@@ -86,8 +88,6 @@ class Brokers:
         return Reader(list(self.records))
 
     # a producer
-
-    def list_topics(self, topic: str, timeout: float) -> None: ...
 
     def produce(self, topic: str, *, key: bytes, partition: int, on_delivery: Any) -> None:
         self.written.append((partition, key))
@@ -159,7 +159,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
         made.waited.append((topics, in_sync))
 
     monkeypatch.setattr(module, "await_served", await_served)
-    monkeypatch.setattr(module, "learn_leaders", lambda *_: None)
+    monkeypatch.setattr(module, "learn_leaders", lambda *_: made.looks.append(len(made.written)))
     yield made
 
 
@@ -214,6 +214,28 @@ def test_a_slot_is_not_restored_to_an_end_that_was_not_acknowledged(
     brokers.errors = {0: code}
     with pytest.raises(raised):
         changelogs(brokers).facts([SLOT], Deadline(5), owned=True)
+
+
+def test_a_slot_with_a_warm_copy_waits_for_no_client_to_connect(
+    brokers: Brokers,
+) -> None:
+    logs = changelogs(brokers)
+    (opened,) = brokers.opened
+    assert opened["enable_sparse_connections"] is False, "it connects when it is needed"
+    logs.facts([SLOT], Deadline(5), owned=False)
+    assert brokers.looks == [0, 0], "the admin client, and the one that writes"
+    assert logs.facts([SLOT], Deadline(5), owned=True)[SLOT].ends_written
+    assert (len(brokers.looks), len(brokers.opened)) == (2, 1)
+
+
+def test_a_client_that_does_not_know_a_partition_looks_for_leaders_again(brokers: Brokers) -> None:
+    logs = changelogs(brokers)
+    brokers.errors = {0: KafkaError._UNKNOWN_PARTITION}
+    with pytest.raises(UnreachableError):
+        logs.facts([SLOT], Deadline(5), owned=True)
+    brokers.errors = {}
+    assert logs.facts([SLOT], Deadline(5), owned=True)[SLOT].ends_written
+    assert len(brokers.looks) == 4
 
 
 def test_an_end_record_that_is_not_acknowledged_in_time_is_written_again_later(brokers: Brokers) -> None:

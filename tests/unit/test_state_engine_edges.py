@@ -229,7 +229,7 @@ def test_state_of_a_commit_that_could_not_be_sent_waits_for_the_next(
         if outputs:
             broken.setattr(committer, "participant", participant)
         else:
-            broken.setattr(committer._executor, "ask", fail)
+            broken.setattr(committer.executor, "ask", fail)
         with pytest.raises(KafkaException, match="MemoryError|closed"):
             scene.commit()
     if outputs:

@@ -111,7 +111,7 @@ class Committer:
         self.settings = settings
         self._slots = slots
         self._group = group
-        self._executor = executor
+        self.executor = executor
         self._events = events
         self.participant: TransactionParticipant | None = None
         """What commits take along, while ``run(transactional=True)`` is under way."""
@@ -254,7 +254,8 @@ class Committer:
             self.commits += 1
             self._succeeded(job)
         elif self._worth_repeating(job, errors):
-            self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
+            if job.waiting or not (self._asked and self.settings.auto_commit):  # else the next ones have it
+                self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
         else:
             self.fenced = isinstance(errors[0], FencedError)
             self.rejected += self.fenced
@@ -290,8 +291,7 @@ class Committer:
 
     def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
         """Return the slots that the application has moved to before what is committed."""
-        held = self._held(slots, times)
-        return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_committed)
+        return frozenset(h.slot for h in self._held(slots, times) if times[h.slot].moves > h.moves_committed)
 
     def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[AssignedSlot]:
         """Return the slots that are held as they were then; one that started anew since is another."""
@@ -352,7 +352,7 @@ class Committer:
         member, metadata = self.member(), self._metadata_of(slots)
         with taken(self._slots.state_binding.commit(processed, slots)) as state:
             payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
-            future = self._executor.ask(
+            future = self.executor.ask(
                 lambda offsets: offsets.commit_with_outputs(
                     processed, member, metadata, COMMIT_SECONDS, participant, payload
                 )
@@ -362,7 +362,7 @@ class Committer:
     def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
         member, metadata = self.member(), self._metadata_of(slots)
         with taken(self._slots.state_binding.commit(processed, slots)) as payload:
-            future = self._executor.ask(
+            future = self.executor.ask(
                 lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
             )
         return CommitUnit(_named(slots), future, payload)
@@ -380,7 +380,7 @@ class Committer:
             if state is None:
                 yield CommitUnit(_named(slots), self._commit_offsets(offsets))
                 return
-            flushed = self._executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
+            flushed = self.executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
         yield CommitUnit(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))
 
     def _commit_flushed(

@@ -66,7 +66,6 @@ LOG_SECONDS = 3.0
 UNDECIDED_SECONDS = 45.0
 """A dead owner's open transaction is aborted by the broker within about 20 s."""
 
-
 Pieces = list[tuple[KeyRange, Cursor | None]]
 """What tiles a range, each piece with its cursor; None: the group has no commit of it."""
 
@@ -124,7 +123,7 @@ class GroupOffsets:
         if not parents:
             return {}
         try:
-            self._commit_writer().open(Deadline(OPEN_SECONDS))  # as above: the log is read to a decided end
+            self.connect()  # as above: the log is read to a decided end
             return self._read_log(parents)
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
@@ -156,6 +155,10 @@ class GroupOffsets:
     def _has_commits(self, lineage: Lineage) -> bool:
         """Return whether a part was committed; the whole may be by one that reads on by an old view."""
         return any(key.range != WHOLE for key in self._open().fold.keys(self._group_id, lineage.parent))
+
+    def connect(self, seconds: float = OPEN_SECONDS) -> None:
+        """Get ready to commit to the offset log; what was left open there is decided then."""
+        self._commit_writer().open(Deadline(seconds))
 
     def _read_log(self, parents: Collection[PhysicalPartition]) -> Failed:
         """Read the offset log about some partitions; return those of which it was not read to its end."""

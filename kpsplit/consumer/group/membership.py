@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 COMMIT_TRIES = 3
 COMMIT_REST_SECONDS = 0.25
 """Between tries to commit what is handed over; none begins where there might not be time for it."""
+CONNECT_SECONDS = 2.0
+"""While a group is joined. What is not connected by then goes on connecting when slots start."""
 LAST_COMMIT_SECONDS = 5.0
 """How long a member that gives up tries to commit what it has processed."""
 
@@ -158,6 +160,8 @@ class Membership:
 
     def subscribe(self, topics: Sequence[Subscribed]) -> None:
         """Join the group with topics that ``prepare`` was given, or change to them."""
+        if any(not s.mode.plain for s in topics):
+            self._committer.executor.ask(lambda offsets: offsets.connect(CONNECT_SECONDS))
         self._group.subscribe([s.group_topic for s in topics], self)
 
     def hand_over_all_but(self, topics: frozenset[str]) -> bool:
@@ -437,7 +441,7 @@ class Subscribing:
             self._leave_for_now()
             return
         metadata = self._metadata
-        if not metadata.ready or (listed := self._listed(self.wanted)) is None:
+        if not metadata.may_subscribe(self.wanted) or (listed := self._listed(self.wanted)) is None:
             return
         names = self._names(self.wanted, listed)
         topics = self._shared = [metadata.subscribed(name) for name in sorted(names)]

@@ -132,11 +132,19 @@ class Changelogs:
         self._admin = ClusterAdmin(connection)
         self._checked: dict[str, _Checked] = {}
         self._doubted: dict[str, Deadline] = {}
-        self._producer: Producer | None = None
+        # At once, and connected to every broker: a slot that was taken stands still until its end is written.
+        self._producer = connection.open_producer(
+            "changelog-end",
+            acks="all",
+            enable_idempotence=False,
+            linger_ms=0,
+            message_timeout_ms=60_000,
+            enable_sparse_connections=False,
+        )
 
     def close(self) -> None:
         """End the clients, with their threads and connections."""
-        self._producer = None
+        del self._producer
         self._admin.close()
 
     def name(self, slot: SlotId) -> str:
@@ -190,10 +198,6 @@ class Changelogs:
         To ask for the high watermark is wrong: a broker that led the partition, was frozen and wakes up names
         the end that it remembers. But it acknowledges no write (docs/protocol.md, 5.2).
         """
-        if self._producer is None:
-            self._producer = self._connection.open_producer(
-                "changelog-end", acks="all", enable_idempotence=False, linger_ms=0, message_timeout_ms=60_000
-            )
         producer, what = self._producer, f"write to {name}"
         ends: dict[PhysicalPartition, int] = {}
         errors: list[KafkaError] = []
@@ -206,8 +210,6 @@ class Changelogs:
                 ends[PhysicalPartition(name, message.partition() or 0)] = offset
 
         try:
-            with suppress(KafkaException):  # it may remember fewer partitions; the next answer shows it
-                producer.list_topics(name, timeout=1.0)
             for place in places:
                 # A key of its own, or it would replace another record; no value, or it would stay for good.
                 key = _END_KEY + token_bytes(16)
@@ -218,6 +220,7 @@ class Changelogs:
             if errors:
                 raise translate(errors[0], what, writing=True)
         except UsageError as error:
+            del self._checked[name]
             raise UnreachableError(f"some partitions of {name} are not known yet", hint="retry") from error
         if len(ends) < len(places):
             raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time", hint="retry")
@@ -254,7 +257,8 @@ class Changelogs:
             self._extend(found, slot, wanted, deadline)
             await_served(self._admin, {name: max(wanted, len(found.partitions))}, deadline, enough)
         self._doubted.pop(name, None)
-        learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
+        for client in (self._admin.client, self._producer):  # they may remember fewer partitions
+            learn_leaders(client, name, ANSWER_SECONDS)
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
         return _Checked(found.topic_id, slot.slots, max(wanted, len(found.partitions)), retention)
 
