@@ -32,16 +32,16 @@ def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     has written, or whose producer has stopped for good.
     """
     from kpsplit.admin_cli.render.plan import show_checks
+    from kpsplit.compiled import in_use
     from kpsplit.control.doctor import diagnose
     from kpsplit.control.plans import Check
-    from kpsplit.producer.compiled import in_use
 
     if names:
         _forget(call, names, yes)
         return
     with call.operations() as operations:
         found = operations.findings()
-    installed = Check("installation", True, f"the Producer's calls are {in_use()} here")
+    installed = Check("installation", True, f"producing and reading are {in_use()} here")
     checks = [installed, *diagnose(found)]
     data = {
         "checks": [{"name": c.name, "ok": c.ok, "message": c.message, "remedy": c.remedy} for c in checks],
