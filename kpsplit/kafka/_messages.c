@@ -1,6 +1,7 @@
-/* What is asked of each record that was read, compiled: the functions of logical_message.py with these names.
+/* What a record costs that is read, compiled: the functions of logical_message.py with these names, and the poll()
+   of buffer.py.
 
-   Each takes a list of records as the client gave them, and answers as its version in Python does (the reasons
+   Each function takes a list of records as the client gave them, and answers as its version in Python does (the reasons
    stand there). Where something in the list is no plain Message, or an answer needs more than these few lines, it
    returns None: Python decides, from the same list. Nothing is changed then. Where a decision changes, both
    change: the tests of reading run on both.
@@ -13,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
+#include <time.h>
 
 #if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION)
 #error "this needs CPython's global interpreter lock; without it records are looked at in Python"
@@ -284,6 +287,104 @@ static PyObject *relabel(PyObject *module, PyObject *given)
     Py_RETURN_TRUE;
 }
 
+/* -- poll() -------------------------------------------------------------------------------------------- */
+
+/* ``FetchBuffer.poller()`` of Python, for a record in hand. Everything else goes to the version in Python, which
+   begins anew: what was done here it does again. As a tuple for the collector: it refers to what was there before
+   it, and is never changed, so any cycle through it has an object that can be cleared (the Poller's dictionary). */
+enum { PYTHON, LAST, POPLEFT, UNTIL, CLOCK, HAS };
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *has[HAS];
+    int clock_id; /* the system's clock of CLOCK, -1: it has none */
+} Poll;
+static PyTypeObject PollType;
+static PyObject *one;
+
+static int clock_of(Poll *self, double *seconds)
+{
+    PyObject *read;
+#ifdef CLOCK_REALTIME
+    struct timespec at; /* as Python reads it, without a call and a float */
+    if (self->clock_id >= 0 && !clock_gettime((clockid_t)self->clock_id, &at)) {
+        *seconds = (double)(at.tv_sec * INT64_C(1000000000) + at.tv_nsec) / 1e9;
+        return 0;
+    }
+#endif
+    if (!(read = PyObject_CallNoArgs(self->has[CLOCK]))) return -1;
+    *seconds = PyFloat_AsDouble(read);
+    Py_DECREF(read);
+    return *seconds == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *poll(Poll *self, PyObject *const *args, size_t flags, PyObject *named)
+{
+    double at, until;
+    PyObject *record;
+    /* First: what may be handed out from now on is not processed. */
+    if (PyList_SetItem(self->has[LAST], 0, Py_NewRef(one)) < 0 || clock_of(self, &at) < 0) return NULL;
+    if (!PyList_GET_SIZE(self->has[UNTIL])) return PyErr_Format(PyExc_IndexError, "no moment");
+    until = PyFloat_AsDouble(PyList_GET_ITEM(self->has[UNTIL], 0));
+    if (until == -1.0 && PyErr_Occurred()) return NULL;
+    if (at <= until && PyVectorcall_NARGS(flags) <= 1 && !named) {
+        if ((record = PyObject_CallNoArgs(self->has[POPLEFT]))) return record;
+        if (!PyErr_ExceptionMatches(PyExc_IndexError)) return NULL;
+        PyErr_Clear();
+    }
+    return PyObject_Vectorcall(self->has[PYTHON], args, flags, named);
+}
+
+static PyObject *new_poll(PyObject *module, PyObject *given)
+{
+    PyObject *has[HAS];
+    Poll *self;
+    int id;
+    if (!PyArg_ParseTuple(given, "OO!OO!Oi", &has[PYTHON], &PyList_Type, &has[LAST], &has[POPLEFT], &PyList_Type,
+                          &has[UNTIL], &has[CLOCK], &id) || !(self = PyObject_GC_New(Poll, &PollType))) return NULL;
+    self->call = (vectorcallfunc)poll;
+    self->clock_id = id;
+    for (int i = 0; i < HAS; i++) self->has[i] = Py_NewRef(has[i]);
+    PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
+}
+
+static int poll_traverse(Poll *self, visitproc visit, void *arg)
+{
+    for (int i = 0; i < HAS; i++) Py_VISIT(self->has[i]);
+    return 0;
+}
+
+static void poll_dealloc(Poll *self)
+{
+    PyObject_GC_UnTrack(self);
+    for (int i = 0; i < HAS; i++) Py_DECREF(self->has[i]);
+    PyObject_GC_Del(self);
+}
+
+static PyObject *poll_attribute(Poll *self, PyObject *name) /* __name__ and the like, as the version in Python */
+{
+    PyObject *found = PyObject_GenericGetAttr((PyObject *)self, name);
+    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+    PyErr_Clear();
+    return PyObject_GetAttr(self->has[PYTHON], name);
+}
+
+static PyMemberDef poll_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Poll, has), READONLY, "The version in Python."}, {NULL}};
+static PyTypeObject PollType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kpsplit.kafka._messages.Poll",
+    .tp_basicsize = sizeof(Poll),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC |
+                Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_dealloc = (destructor)poll_dealloc,
+    .tp_traverse = (traverseproc)poll_traverse,
+    .tp_call = PyVectorcall_Call,
+    .tp_getattro = (getattrofunc)poll_attribute,
+    .tp_vectorcall_offset = offsetof(Poll, call),
+    .tp_members = poll_members,
+};
+
 /* -- the module -------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
@@ -294,6 +395,7 @@ static PyMethodDef functions[] = {
     {"of_key_ranges", of_key_ranges, METH_VARARGS, "of_key_ranges(messages, bounds, lo, hi)"},
     {"obvious_until", obvious_until, METH_VARARGS, "obvious_until(messages, at, home, first_epoch, last_epoch)"},
     {"relabel", relabel, METH_VARARGS, "relabel(messages, kind)"},
+    {"poll", new_poll, METH_VARARGS, "poll(python, last, popleft, until, clock, its id)"},
     {NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_messages", .m_size = 0, .m_methods = functions};
@@ -303,6 +405,7 @@ PyMODINIT_FUNC PyInit__messages(void)
     PyObject *module;
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) /* all above is of one interpreter */
         return PyErr_Format(PyExc_ImportError, "only the main interpreter can have the compiled part");
+    if (!(one = PyLong_FromLong(1)) || PyType_Ready(&PollType) < 0) return NULL;
     if (!(module = PyModule_Create(&definition))) return NULL;
     if (PyModule_AddIntConstant(module, "source", (long)SOURCE) < 0) Py_CLEAR(module);
     return module;
