@@ -32,7 +32,7 @@ from confluent_kafka import Message
 from kpsplit import compiled
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, STAMP_SIZES, STAMP_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ _ask_client: Callable[[Message], Any] = partial(cast("Any", call), Message.heade
 _ask_key = methodcaller("key")
 _key, _offset = Message.key, Message.offset
 _warned: set[str] = set()
+_STAMP_BYTES = STAMP_SIZES[STAMP_VERSION]
 
 
 def headers_of(message: Any) -> Headers | None:
@@ -345,13 +346,33 @@ def of_key_ranges(messages: list[Message], bounds: list[int], within: KeyRange) 
 def obvious_until(messages: list[Message], at: int, home: int, epochs: tuple[int, int]) -> int:
     """Return the index from ``at`` on of the first message that has to be looked at closely.
 
-    Those before it have no marker, and no stamp but a whole one that a record of another place has, or one of
-    the epochs from the first to the last. In Python each is looked at.
+    Those before it have no marker, and no stamp but a single one of the present version: a record of another
+    place has it, or it is of one of the epochs from the first to the last.
     """
-    if compiled.messages is None:
-        return at
-    found = compiled.messages.obvious_until(messages, at, home, *epochs)
-    return at if found is None else int(found)
+    if compiled.messages is not None:
+        found = compiled.messages.obvious_until(messages, at, home, *epochs)
+        if found is not None:
+            return int(found)
+    here = home.to_bytes(8, "big")
+    for index in range(at, len(messages)):
+        headers = headers_of(messages[index])
+        if headers and not _are_obvious(headers, here, *epochs):
+            return index
+    return len(messages)
+
+
+def _are_obvious(headers: Headers, here: bytes, first_epoch: int, last_epoch: int) -> bool:
+    stamps = 0
+    for name, value in headers:
+        if name == MARKER_HEADER:
+            return False
+        if name == STAMP_HEADER:
+            stamps += 1
+            if stamps > 1 or value is None or len(value) != _STAMP_BYTES or value[0] != STAMP_VERSION:
+                return False
+            if value[13:21] == here and not first_epoch <= int.from_bytes(value[1:5], "big") <= last_epoch:
+                return False
+    return True
 
 
 compiled.messages = compiled.teach(
