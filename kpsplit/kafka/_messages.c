@@ -233,7 +233,8 @@ static PyObject *headers_of(PyObject *message)
 {
     PyObject *headers = ASK(message, HEADERS);
     if (!PyErr_Occurred()) return headers;
-    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) {
+    /* Another name after that error makes a SystemError of it. */
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError) && !PyErr_ExceptionMatches(PyExc_SystemError)) {
         Py_XDECREF(headers);
         return NULL;
     }

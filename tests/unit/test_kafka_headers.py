@@ -62,8 +62,8 @@ def mock() -> Iterator[str]:
     cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = cluster.list_topics(timeout=10).brokers.values()
     batch = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
-    for number in range(2):
-        batch.append(number, 0, b"k", b"v", [(RawName(b"\xff"), b""), (RawName(b"kps"), b"")])
+    for number, names in enumerate([[b"\xff", b"kps"], [b"\xff", b"ok", b"\x80"]]):
+        batch.append(number, 0, b"k", b"v", [(RawName(name), b"") for name in names])
     records = bytes(batch.build())
     topic = struct.pack(">ih1siii", 1, 1, b"t", 1, 0, len(records)) + records
     request = struct.pack(">hhih1shhi", 0, 3, 1, 1, b"c", -1, 1, 5000) + topic  # Produce, version 3
