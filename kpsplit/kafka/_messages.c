@@ -233,12 +233,10 @@ static PyObject *headers_of(PyObject *message)
 {
     PyObject *headers = ASK(message, HEADERS);
     if (!PyErr_Occurred()) return headers;
-    /* Another name after that error makes a SystemError of it. */
-    if (!PyErr_ExceptionMatches(PyExc_UnicodeError) && !PyErr_ExceptionMatches(PyExc_SystemError)) {
-        Py_XDECREF(headers);
-        return NULL;
-    }
-    PyErr_Clear(); /* the list is not even let go: the Message has it until it is given another one */
+    Py_XDECREF(headers); /* it comes with the error */
+    /* Another name after the one that is no text makes a SystemError of it. */
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError) && !PyErr_ExceptionMatches(PyExc_SystemError)) return NULL;
+    PyErr_Clear();
     return PyObject_CallOneArg(unreadable, message);
 }
 
