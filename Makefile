@@ -46,7 +46,7 @@ NIGHT := -o faulthandler_timeout=2000
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
 LOCK_SUM := $(shell cat requirements/build.txt requirements/dev.txt | cksum | cut -d' ' -f1)
-PROJECT_SUM := $(shell cat pyproject.toml hatch_build.py kpsplit/producer/_fast.c | cksum | cut -d' ' -f1)
+PROJECT_SUM := $(shell cat pyproject.toml hatch_build.py kpsplit/producer/_fast.c kpsplit/kafka/_messages.c | cksum | cut -d' ' -f1)
 LOCKED := $(VENV)/.locked-$(LOCK_SUM)
 INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 

@@ -1,4 +1,4 @@
-"""Builds the producer's compiled part (``kpsplit/producer/_fast.c``) into a wheel where there is a compiler.
+"""Builds the compiled parts (``SOURCES``) into a wheel where there is a compiler.
 
 Without one the wheel is of Python alone, and works. The environment variable ``KPSPLIT_COMPILED`` chooses: 0
 does not try, 1 makes a failure an error.
@@ -17,8 +17,7 @@ from zlib import crc32
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
-FOLDER = Path("kpsplit/producer")
-SOURCE = FOLDER / "_fast.c"
+SOURCES = [Path("kpsplit/producer/_fast.c"), Path("kpsplit/kafka/_messages.c")]
 
 
 class CompiledPart(BuildHookInterface):  # type: ignore[type-arg]
@@ -31,18 +30,18 @@ class CompiledPart(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._scratch = mkdtemp()
         try:
-            built = compiled(Path(self.root), self._scratch)
-            if version == "editable":
-                new = shutil.copy(built, Path(self.root) / FOLDER / f"{built.name}.new")
-                os.replace(new, Path(self.root) / FOLDER / built.name)  # a process may run the one before
-            else:
-                build_data["force_include"][str(built)] = str(FOLDER / built.name)
-                build_data["pure_python"], build_data["infer_tag"] = False, True
+            for folder, built in compiled(Path(self.root), self._scratch):
+                if version == "editable":
+                    new = shutil.copy(built, Path(self.root) / folder / f"{built.name}.new")
+                    os.replace(new, Path(self.root) / folder / built.name)  # a process may run the one before
+                else:
+                    build_data["force_include"][str(built)] = str(folder / built.name)
+                    build_data["pure_python"], build_data["infer_tag"] = False, True
         except Exception as error:  # whatever it is: the package works without
             if wanted == "1":
                 raise
             self.app.display_warning(
-                f"the producer's calls are in Python: they cannot be compiled here ({error})"
+                f"producing and reading are in Python: they cannot be compiled here ({error})"
             )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -50,14 +49,23 @@ class CompiledPart(BuildHookInterface):  # type: ignore[type-arg]
         shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
 
 
-def compiled(root: Path, scratch: str) -> Path:
-    """Compile, and return the file; raises what the compiler or setuptools does."""
+def compiled(root: Path, scratch: str) -> list[tuple[Path, Path]]:
+    """Compile, and return each file with its folder; raises what the compiler or setuptools does."""
     with chdir(root):
-        macros = [("SOURCE", f"{crc32(SOURCE.read_bytes())}u")]
-        part = Extension(".".join([*FOLDER.parts, SOURCE.stem]), [str(SOURCE)], define_macros=macros)
-        command: Any = Distribution({"name": "kpsplit", "ext_modules": [part]}).get_command_obj("build_ext")
+        parts = [
+            Extension(
+                ".".join(source.with_suffix("").parts),
+                [str(source)],
+                define_macros=[("SOURCE", f"{crc32(source.read_bytes())}u")],
+            )
+            for source in SOURCES
+        ]
+        command: Any = Distribution({"name": "kpsplit", "ext_modules": parts}).get_command_obj("build_ext")
         command.build_lib, command.build_temp = f"{scratch}/lib", f"{scratch}/temp"
         command.ensure_finalized()
         command.run()
-        (built,) = (Path(scratch) / "lib" / FOLDER).glob("_fast.*")
-        return built
+        found = []
+        for source in SOURCES:
+            (built,) = (Path(scratch) / "lib" / source.parent).glob(f"{source.stem}.*")
+            found.append((source.parent, built))
+        return found

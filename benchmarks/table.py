@@ -40,8 +40,8 @@ from benchmarks.page import (
     scripts,
     with_summary,
 )
+from kpsplit.compiled import in_use
 from kpsplit.devcluster.jars import KAFKA_VERSION
-from kpsplit.producer.compiled import in_use
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -74,7 +74,7 @@ def failure(code: int, errors: str) -> str | None:
 def versions() -> dict[str, str]:
     """Return the versions of all that takes part."""
     return {
-        "kpsplit": f"{kpsplit.__version__}, the Producer's calls {in_use()}",
+        "kpsplit": f"{kpsplit.__version__}, producing and reading {in_use()}",
         "confluent-kafka": version("confluent-kafka"),
         "librdkafka": confluent_kafka.libversion()[0],
         "Kafka": f"{KAFKA_VERSION}, three embedded brokers",

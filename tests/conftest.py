@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from kpsplit import compiled
 from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer import compiled
 from tests.measured import summary
 
 SERVED_SECONDS = 60.0
@@ -94,11 +94,12 @@ def clients_end(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["python", "compiled"])
 def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with the Producer's calls in Python, and with the compiled ones if they are built."""
+    """Run a test with producing and reading in Python, and with the compiled parts if they are built."""
     if request.param == "python":
         monkeypatch.setattr(compiled, "fast", None)
-    elif compiled.fast is None:
-        pytest.skip("the compiled part is not in use")
+        monkeypatch.setattr(compiled, "messages", None)
+    elif compiled.fast is None or compiled.messages is None:
+        pytest.skip("the compiled parts are not in use")
 
 
 @pytest.fixture(scope="session")

@@ -30,8 +30,8 @@ from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kpsplit import compiled
 from kpsplit.errors import KpsplitError
-from kpsplit.producer import compiled
 
 Busy = Empty
 """What a lock that was not free in time raises."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
-from kpsplit.kafka.logical_message import LogicalMessage, is_identity, wrapped_one
+from kpsplit.kafka.logical_message import WrappedMessage, is_identity, wrapped_one
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 Callback = Callable[[Any, Any], None]
@@ -34,7 +34,7 @@ class PlainProducer(NamedTuple):
     learn: Callable[[str], int]
 
 
-class SettledMessage(LogicalMessage):
+class SettledMessage(WrappedMessage):
     """A delivery report whose outcome differs from librdkafka's own."""
 
     __slots__ = ("_error", "_found_at", "_source")

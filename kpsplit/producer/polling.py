@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit import compiled
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.error_map import error_of
-from kpsplit.producer import compiled
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.state import ProducerState

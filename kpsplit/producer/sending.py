@@ -26,10 +26,10 @@ from zlib import crc32
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit import compiled
 from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import wrapped_one
-from kpsplit.producer import compiled
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
 from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send

@@ -6,7 +6,7 @@ import secrets
 
 from confluent_kafka import Producer
 
-from kpsplit.producer.compiled import in_use
+from kpsplit.compiled import in_use
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 
 
@@ -21,7 +21,7 @@ def test_what_the_doctor_names_is_shown_and_removed(inline, bootstrap) -> None:
     found = inline("doctor", "-o", "json")
     assert found.code == 3
     (here,) = [check["message"] for check in found.json["checks"] if check["name"] == "installation"]
-    assert here == f"the Producer's calls are {in_use()} here"
+    assert here == f"producing and reading are {in_use()} here"
     said = {record["name"]: record["check"] for record in found.json["set_aside"]}
     assert [said[name] for name in names] == ["garbage", "versions"]
 

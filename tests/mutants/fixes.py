@@ -1047,16 +1047,16 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "count no keys as memory",
-        "consumer.fetch.batch",
-        "return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count",
-        "return sum(map(len, messages)) + headers + MESSAGE_BYTES * count",
+        "kafka.logical_message",
+        "return sum(map(len, messages)) + keys",
+        "return sum(map(len, messages))",
         TRIED_AGAIN + "test_keys_and_headers_count_as_memory",
     ),
     (
         "count no headers as memory",
         "consumer.fetch.batch",
-        "return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count",
-        "return sum(map(len, messages)) + keys + MESSAGE_BYTES * count",
+        "return content_bytes(messages) + headers + MESSAGE_BYTES * count",
+        "return content_bytes(messages) + MESSAGE_BYTES * count",
         TRIED_AGAIN + "test_keys_and_headers_count_as_memory",
     ),
     (

@@ -287,7 +287,13 @@ class Client:
         self._positions[source] = (messages[-1].offset() or 0) + 1
         if self._world.random.random() < BROKEN:
             return [_error(source, KafkaError._BAD_MSG, start)]
-        return messages
+        return [_copy(message) for message in messages]
+
+
+def _copy(record: Message) -> Message:
+    """A client gives a record anew each time that it is read."""
+    place = record.topic(), record.partition(), record.offset()
+    return Message(*place, record.key(), record.value(), headers=record.headers())
 
 
 def _error(source: PhysicalPartition, code: int, offset: int) -> Message:

@@ -12,9 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kpsplit import compiled
 from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.producer import compiled, sending
+from kpsplit.producer import sending
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import PASS_THROUGH, RouteWriter

@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Entry:
-    """One record of a log. ``id`` is empty for markers; ``message`` as a consumer gets it."""
+    """One record of a log. ``id`` is empty for markers."""
 
     source: PhysicalPartition
     offset: int
@@ -38,7 +38,23 @@ class Entry:
     stamp: Stamp | None
     marker: Marker | None
     at: float
-    message: Message
+
+    def message(self) -> Message:
+        """Return a message of its own for each consumer, as a client gives it."""
+        headers: list[tuple[str, str | bytes | None]] = []
+        if self.stamp is not None:
+            headers.append((STAMP_HEADER, self.stamp.encode()))
+        if self.marker is not None:
+            headers.append((MARKER_HEADER, self.marker.encode()))
+        return Message(
+            topic=self.source.topic,
+            partition=self.source.partition,
+            offset=self.offset,
+            key=self.key,
+            value=self.id,
+            headers=headers or None,
+            timestamp=(1, int(self.at * 1000)),
+        )
 
 
 @dataclass(slots=True)
@@ -101,21 +117,7 @@ class Brokers:
         if place.topic not in self.topics or place.topic in self.sealed:
             raise RefusedError(place.topic not in self.topics)
         log = self.logs[place]
-        headers: list[tuple[str, str | bytes | None]] = []
-        if stamp is not None:
-            headers.append((STAMP_HEADER, stamp.encode()))
-        if marker is not None:
-            headers.append((MARKER_HEADER, marker.encode()))
-        message = Message(
-            topic=place.topic,
-            partition=place.partition,
-            offset=log.end,
-            key=key,
-            value=id_,
-            headers=headers or None,
-            timestamp=(1, int(now * 1000)),
-        )
-        entry = Entry(place, log.end, id_, key, stamp, marker, now, message)
+        entry = Entry(place, log.end, id_, key, stamp, marker, now)
         log.entries.append(entry)
         log.end += 1
         self.written.append(entry)

@@ -310,7 +310,7 @@ class SimMember:
             batches = []
             if entries:
                 positions[source] = entries[-1].offset + 1
-                messages = [e.message for e in entries]
+                messages = [e.message() for e in entries]
                 batches += self.tracks.take(source, start, messages, all(e.key for e in entries))
             if not entries or entries[-1] is log.entries[-1]:
                 start, positions[source] = positions[source], log.end

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from kpsplit.producer import compiled
+from kpsplit import compiled
 from tests.sim import guards
 from tests.sim.__main__ import in_words
 from tests.sim.run import RunResult, kind_of, run_events, run_seed, shrink, sweep
@@ -41,10 +41,13 @@ def test_one_seed_is_one_run() -> None:
     assert run_seed(8).events != one.events
 
 
-@pytest.mark.skipif(compiled.fast is None, reason="the compiled part is not in use")
+@pytest.mark.skipif(
+    compiled.fast is None or compiled.messages is None, reason="the compiled parts are not in use"
+)
 def test_the_compiled_calls_decide_as_those_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     by_compiled = [run_seed(seed, trace=True) for seed in range(60)]
     monkeypatch.setattr(compiled, "fast", None)
+    monkeypatch.setattr(compiled, "messages", None)
     assert [run_seed(seed, trace=True) for seed in range(60)] == by_compiled
 
 

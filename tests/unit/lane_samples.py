@@ -11,7 +11,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, RecordSink
 from kpsplit.consumer.run.lanes import LaneScheduler
-from kpsplit.kafka.logical_message import is_identity, wrapped
+from kpsplit.kafka.logical_message import is_identity, relabelled, wrapped
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
@@ -43,7 +43,7 @@ def record(segment: Segment, offset: int, key: bytes | None, value: bytes = b"v"
     """A record as the reader hands it out."""
     source = segment.source
     raw = Message(topic=source.topic, partition=source.partition, offset=offset, key=key, value=value)
-    return raw if is_identity(segment, PARENT) else wrapped([raw], segment, PARENT)[0]
+    return raw if is_identity(segment, PARENT) else wrapped([raw], relabelled(segment, PARENT))[0]
 
 
 def batch(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,15 +16,18 @@ from math import inf
 import pytest
 from confluent_kafka import Message
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.events import Events
+from kpsplit.consumer.fetch import buffer as buffers
 from kpsplit.consumer.fetch.batch import SHUT
-from kpsplit.consumer.fetch.buffer import PORTION, FetchBuffer
+from kpsplit.consumer.fetch.buffer import FetchBuffer, portion
 from kpsplit.consumer.polling import Poller
-from kpsplit.kafka.logical_message import wrapped
+from kpsplit.kafka.logical_message import relabelled, wrapped
 from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
 
+pytestmark = pytest.mark.usefixtures("both_paths")
 RECORDS = 60_000
 
 
@@ -66,6 +71,46 @@ def test_poll_is_take_that_does_something_else_where_there_is_no_record(buffer) 
     assert poll().offset() == 2
     assert poll() is None
     assert asked == [3.0, 5.0, -1]
+
+
+def test_poll_reads_the_clock_of_leases_or_what_stands_in_its_place(monkeypatch) -> None:
+    buffer = FetchBuffer(locked=False)
+    buffer.taken(FIRST, Cursor(FIRST.range, {}))
+    buffer.offer(batch([message(0), message(1)], 0, 2))
+    poll = buffer.poller(lambda _timeout: None)
+    buffer.keep_open(monotonic() - 0.001)
+    assert poll() is None
+    buffer.keep_open(monotonic() + 1000)
+    assert poll().offset() == 0
+    monkeypatch.setattr(buffers, "monotonic", lambda: monotonic() + 2000)
+    buffer.keep_open(monotonic() + 1000)
+    assert buffer.poller(lambda _timeout: None)() is None
+    assert poll().offset() == 1
+
+
+def test_poll_raises_for_arguments_that_it_does_not_have_and_hands_out_nothing(buffer) -> None:
+    buffer.offer(batch([message(0)], 0, 1))
+    poll = buffer.poller(lambda _timeout: None)
+    for wrong in (lambda: poll(1, 2), lambda: poll(seconds=1)):
+        with pytest.raises(TypeError):
+            wrong()
+    assert poll(timeout=0).offset() == 0
+    assert poll.__name__ == "poll"
+    assert list(inspect.signature(poll).parameters) == ["timeout"]
+
+
+def test_nothing_stays_of_a_poll_that_is_dropped(buffer) -> None:
+    class Keeper:
+        def slowly(self, _timeout: float | None) -> None:
+            pass
+
+    keeper = Keeper()
+    keeper.poll = buffer.poller(keeper.slowly)  # type: ignore[attr-defined]
+    assert keeper.poll(0) is None
+    gone = weakref.ref(keeper)
+    del keeper
+    gc.collect()
+    assert gone() is None
 
 
 def test_records_of_one_consume_count_together_when_the_next_call_asks_for_more(buffer) -> None:
@@ -271,13 +316,14 @@ def test_a_batch_that_an_exception_interrupts_is_counted_as_far_as_it_was_added(
 
 
 def test_reading_by_poll_does_not_make_the_garbage_collector_run(buffer) -> None:
+    kind = relabelled(batch([], 0, 0).segment, PARENT)
     gc.collect()
     before = gc.get_stats()[0]["collections"]
     for _ in range(20):
         assert buffer.waiting_bytes() == 0  # asked before each read: lets go of what is processed
-        raw = [message(offset) for offset in range(PORTION)]
-        waiting = batch([], 0, PORTION)
-        waiting.messages.extend(wrapped(raw, waiting.segment, PARENT))
+        raw = [message(offset) for offset in range(portion())]
+        waiting = batch([], 0, portion())
+        waiting.messages.extend(wrapped(raw, kind))
         buffer.offer(waiting)
         del raw, waiting
         while buffer.wait(0):
@@ -292,4 +338,4 @@ def test_as_many_records_are_read_at_once_as_consume_asks_for() -> None:
     poller.consume(1000, 0)
     poller.poll(0)
     poller.consume(1, 0)
-    assert wanted == [1000, PORTION, PORTION]
+    assert wanted == [1000, portion(), portion()]

@@ -21,6 +21,7 @@ from kpsplit.splitter.reading import Cursor, GapReason
 from tests.unit.consumer_samples import WHOLE_SLOT, message
 from tests.unit.samples import PARENT, UNSPLIT, merged, operated, phantom, split_attempt
 
+pytestmark = pytest.mark.usefixtures("both_paths")
 ROOM = 1 << 20
 FIRST, SECOND, GONE = (PhysicalPartition(topic, 0) for topic in ("first", "second", "gone"))
 

@@ -20,7 +20,7 @@ from kpsplit.consumer.fetch.gaps import (
     ReadingEvent,
     Unreadable,
 )
-from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
+from kpsplit.kafka.logical_message import LogicalMessage, Place, physical_offset, place_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -40,6 +40,7 @@ from tests.unit.samples import (
     split_attempt,
 )
 
+pytestmark = pytest.mark.usefixtures("both_paths")
 LIFE = life()
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 
@@ -179,7 +180,7 @@ def test_strays_are_skipped_and_counted_and_foreign_writers_delivered_from_the_o
     tracks = Tracks(state)
     tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
     batches = tracks.give(message(3, epoch=0), message(4), message(5, epoch=0))
-    assert [m._raw.offset() for m in batches[0].messages] == [4]
+    assert [physical_offset(m) for m in batches[0].messages] == [4]
     assert batches[0].end == 6
     assert tracks.tally.strays == 2
 
@@ -190,7 +191,7 @@ def test_a_copy_of_a_record_that_stood_elsewhere_is_delivered_whatever_its_epoch
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 2}))
     tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
     batches = tracks.give(message(3, epoch=epoch, home=elsewhere), message(4, epoch=0, home=elsewhere))
-    assert [m._raw.offset() for m in batches[0].messages] == [3, 4]
+    assert [physical_offset(m) for m in batches[0].messages] == [3, 4]
     assert (tracks.tally.strays, tracks.request_id) == (0, 0)
 
 

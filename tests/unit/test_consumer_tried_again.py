@@ -173,6 +173,7 @@ def test_poll_raises_when_the_engines_thread_has_died(monkeypatch: pytest.Monkey
             world.engine.ask(lambda: None).result(5)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_keys_and_headers_count_as_memory() -> None:
     small = size_of([message(0, b"k", value=b"v")])
     assert size_of([message(0, b"k" * 5000, value=b"v")]) >= small + 4999

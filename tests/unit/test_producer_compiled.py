@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from kpsplit import Producer
+from kpsplit import Producer, compiled
 from kpsplit.clock import monotonic
 from kpsplit.errors import ConfigurationError
-from kpsplit.producer import compiled, sending
+from kpsplit.producer import sending
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.state import PASS_THROUGH, TopicRoute
 from kpsplit.splitter.records.data import STAMP_HEADER
@@ -29,28 +29,33 @@ needs_compiled = pytest.mark.skipif(compiled.fast is None, reason="the compiled 
 UNREACHABLE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
-BUILT = list(compiled.SOURCE.parent.glob("_fast.*.so"))
+PARTS = {compiled.FAST: compiled.fast, compiled.MESSAGES: compiled.messages}
+SOURCES = {name: compiled.source_of(name) for name in PARTS}
+BUILT = [name for name, source in SOURCES.items() if list(source.parent.glob(f"{source.stem}.*.so"))]
 
 
-@pytest.mark.skipif(not BUILT or os.environ.get(compiled.VARIABLE) == "0", reason="it is not built here")
-def test_what_is_built_is_used_because_it_is_of_todays_source(tmp_path: Path) -> None:
-    assert compiled.fast is not None, "run: make setup"
-    changed = tmp_path / "_fast.c"
-    changed.write_bytes(compiled.SOURCE.read_bytes() + b"/* newer */")
-    assert compiled.load("", changed) is None
-    with pytest.raises(ConfigurationError, match=r"built of another _fast\.c"):
-        compiled.load("1", changed)
-    assert compiled.load("1", tmp_path / "in a wheel") is compiled.fast
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.skipif(os.environ.get(compiled.VARIABLE) == "0", reason="the version in Python is wanted")
+def test_what_is_built_is_used_because_it_is_of_todays_source(name: str, tmp_path: Path) -> None:
+    assert PARTS[name] is not None, "run: make setup"
+    source = SOURCES[name]
+    changed = tmp_path / source.name
+    changed.write_bytes(source.read_bytes() + b"/* newer */")
+    assert compiled.load(name, "", changed) is None
+    with pytest.raises(ConfigurationError, match=f"built of another {source.name}"):
+        compiled.load(name, "1", changed)
+    assert compiled.load(name, "1", tmp_path / "in a wheel") is PARTS[name]
 
 
-def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled.load("0") is None
+@pytest.mark.parametrize("name", PARTS)
+def test_the_variable_chooses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled.load(name, "0") is None
     with pytest.raises(ConfigurationError, match="must be 0 or 1"):
-        compiled.load("yes")
-    monkeypatch.setitem(sys.modules, "kpsplit.producer._fast", None)
-    assert compiled.load("") is None
+        compiled.load(name, "yes")
+    monkeypatch.setitem(sys.modules, name, None)
+    assert compiled.load(name, "") is None
     with pytest.raises(ConfigurationError, match="without its compiled part"):
-        compiled.load("1")
+        compiled.load(name, "1")
 
 
 @needs_compiled

@@ -8,10 +8,10 @@ from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.options import PRINTABLE, yes_option
 from kpsplit.admin_cli.render.plan import show_checks
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.compiled import in_use
 from kpsplit.control.doctor import diagnose
 from kpsplit.control.plans import Check
 from kpsplit.errors import CheckFailedError, UsageError, many
-from kpsplit.producer.compiled import in_use
 
 
 @click.command("doctor", cls=VerbCommand)
@@ -35,7 +35,7 @@ def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
         return
     with call.operations() as operations:
         found = operations.findings()
-    installed = Check("installation", True, f"the Producer's calls are {in_use()} here")
+    installed = Check("installation", True, f"producing and reading are {in_use()} here")
     checks = [installed, *diagnose(found)]
     data = {
         "checks": [{"name": c.name, "ok": c.ok, "message": c.message, "remedy": c.remedy} for c in checks],

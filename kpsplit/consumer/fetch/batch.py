@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Message
 
-from kpsplit.kafka.logical_message import headers_of, physical_offset
+from kpsplit.kafka.logical_message import content_bytes, headers_of, physical_offset
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
@@ -30,9 +29,6 @@ HEADER_BYTES = 150
 
 SAMPLES = 4
 """Of so many records of a batch the headers are looked at: looking at all of them would cost too much."""
-
-
-_key_of = methodcaller("key")
 
 
 @dataclass(slots=True)
@@ -138,13 +134,9 @@ def message_hash(message: Message, segment: Segment) -> int:
 def size_of(messages: list[Message]) -> int:
     """Return what messages take in memory, roughly: of headers as much as the greatest of a few have."""
     count = len(messages)
-    try:
-        keys = sum(map(len, filter(None, map(_key_of, messages))))
-    except TypeError:  # a deserialiser has changed those that were handed out
-        keys = sum(len(key) for key in map(_key_of, messages) if isinstance(key, bytes | str))
     sampled = messages[:: max(1, -(-count // SAMPLES))]
     headers = count * max(map(header_bytes, sampled), default=0)
-    return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count
+    return content_bytes(messages) + headers + MESSAGE_BYTES * count
 
 
 def header_bytes(message: Message) -> int:

@@ -39,6 +39,7 @@ from operator import length_hint
 
 from confluent_kafka import Message
 
+from kpsplit import compiled
 from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch.batch import NOWHERE, SHUT, Backpressured, Batch
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
@@ -57,12 +58,17 @@ SLICE_SECONDS = 0.01
 """How long one look for records takes at most: in between, others change what is read."""
 
 PORTION = 320
-"""How many records are read at once for ``poll()``.
 
-A record that waits is two objects, Kafka's message and ours. The interpreter's garbage collector runs when
-700 are new, and now and then it goes through everything that the application has. Fewer than that are in
-hand, and they are gone before the next come: so reading does not make it run.
-"""
+
+def portion() -> int:
+    """Return how many records are read at once for ``poll()``.
+
+    A record that waits is two objects, Kafka's message and ours; one where the compiled part makes it ours.
+    The interpreter's garbage collector runs when 700 are new, and now and then it goes through all that the
+    application has. Fewer than that are in hand, and they are gone before the next come: so reading does not
+    make it run.
+    """
+    return PORTION if compiled.messages is None else 2 * PORTION
 
 
 class FetchBuffer:
@@ -80,8 +86,8 @@ class FetchBuffer:
         """Whether nothing is handed out before a commit: asked with every turn of the engine."""
         self.attention = False
         """Whether the application's thread is asked for attention, and handed out nothing until then."""
-        self.most = PORTION
-        """See ``RecordSink``: as many as the application asks for, where ``PORTION`` is less."""
+        self.most = portion()
+        """See ``RecordSink``: as many as the application asks for, where ``portion()`` is less."""
         self.looks = 0
         """It grows while the application's thread waits."""
         self._ready: deque[Message] = deque()
@@ -107,7 +113,7 @@ class FetchBuffer:
     def poller(self, slowly: Poll) -> Poll:
         """Return ``poll``: the next record; where there is none, or not now, what ``slowly`` returns.
 
-        It is ``take`` written out: one call less per record.
+        It is ``take`` written out: one call less per record. The compiled one takes a record that is in hand.
         """
         if self._locked:
             return _poller(self.take, slowly)
@@ -122,7 +128,11 @@ class FetchBuffer:
                     pass
             return slowly(timeout)
 
-        return poll
+        if compiled.messages is None:
+            return poll
+        clock, its_id = compiled.SYSTEM_CLOCK
+        made: Poll = compiled.messages.poll(poll, last, popleft, until, now, its_id if now is clock else -1)
+        return made
 
     def consume(self, count: int) -> list[Message]:
         """Return up to so many of the records that are there, none if attention is asked for, or not now."""
@@ -172,7 +182,7 @@ class FetchBuffer:
         Inside a signal handler that interrupts reading in the same thread nothing is waited for.
         ``count``: how many records the application asks for.
         """
-        self.most = max(PORTION, count)
+        self.most = max(portion(), count)
         deadline = inf if seconds is None else monotonic() + seconds
         self.processed()
         while not self._worth_waking():

@@ -50,7 +50,7 @@ from kpsplit.consumer.fetch.record_filter import (
     records_from,
 )
 from kpsplit.errors import FutureVersionError, KpsplitError
-from kpsplit.kafka.logical_message import headers_of, is_identity, wrapped
+from kpsplit.kafka.logical_message import headers_of, is_identity, relabelled, wrapped
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
@@ -353,15 +353,21 @@ class FetchState:
         if end <= fetch.next:
             return []
         raw = kept or []
-        told = raw if self._untouched(fetch.segment) else wrapped(raw, fetch.segment, self.parent)
+        size = size_of(raw)  # with the stamps
+        told = raw if self._untouched(fetch.segment) else self._in_logical_terms(fetch, raw)
         place = self.parent, fetch.segment, fetch.slots, fetch.next, end
-        batch = Batch(*place, told, size_of(raw), leader_epoch)
+        batch = Batch(*place, told, size, leader_epoch)
         fetch.next = end
         self._said.pop(fetch.segment.source, None)
         self._reached[fetch.segment.id] = max(end, self._reached.get(fetch.segment.id, 0))
         if fetch.segment.end is not None and end >= fetch.segment.end:
             self._arrange()
         return [batch]
+
+    def _in_logical_terms(self, fetch: SegmentFetch, raw: list[Message]) -> list[Message]:
+        if fetch.kind is None:
+            fetch.kind = relabelled(fetch.segment, self.parent)
+        return wrapped(raw, fetch.kind)
 
     def _at_gap(self, fetch: SegmentFetch, gap: Gap) -> list[Batch]:
         """Go on after a gap, or wait until the application knows of it."""

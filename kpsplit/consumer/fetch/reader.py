@@ -25,6 +25,7 @@ from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
+from kpsplit.kafka.logical_message import all_keyed, stretch_ends
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -61,8 +62,6 @@ _OUTSIDE = {
 """The log is not what was expected: brokers are asked about it."""
 _REFUSED = {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Nothing was read. Other errors may stand in the place of records that the client passes over."""
-
-_key = Message.key
 
 
 class SlotReader:
@@ -255,7 +254,7 @@ class SlotReader:
 
     def _take(self, source: PhysicalPartition | None, run: list[Message]) -> list[Batch]:
         """Take a run in the client's order. An end after which more of the log comes is none any more."""
-        if source is not None and all(map(_key, run)):
+        if source is not None and all_keyed(run):
             return self._take_records(source, run, keyed=True)
         batches: list[Batch] = []
         last = next((m for m in reversed(run) if source is not None and _is_of(m, source)), None)
@@ -265,7 +264,7 @@ class SlotReader:
                     batches += self._take_error(source, message, ends=message is last)
             elif source is not None:
                 records = list(group)
-                batches += self._take_records(source, records, keyed=all(map(_key, records)))
+                batches += self._take_records(source, records, keyed=all_keyed(records))
         return batches
 
     def _take_records(self, source: PhysicalPartition, records: list[Message], *, keyed: bool) -> list[Batch]:
@@ -460,30 +459,22 @@ def _runs(
     partitions apart, only they are looked at; where there is one partition, nothing is.
     """
     sources = list(assigned)
-    if not messages:
-        return
-    if len(sources) == 1:
+    if len(sources) == 1 and messages:
         yield sources[0], messages
         return
-    table: dict[object, PhysicalPartition]
-    keys: list[Any]
+    ask: list[Callable[[Message], object]] = [Message.topic, Message.partition]
     if len({source.partition for source in sources}) == len(sources):
-        keys = list(map(Message.partition, messages))
-        table = {source.partition: source for source in sources}
+        ask = [Message.partition]
     elif len({source.topic for source in sources}) == len(sources):
-        keys = list(map(Message.topic, messages))
-        table = {source.topic: source for source in sources}
-    else:
-        keys = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
-        table = {(source.topic, source.partition): source for source in sources}
-    if keys.count(keys[0]) == len(keys):
-        yield table.get(keys[0]), messages
-        return
+        ask = [Message.topic]
+    by_name: dict[object, PhysicalPartition] = {
+        (source.topic, source.partition): source for source in sources
+    }
     at = 0
-    for key, group in itertools.groupby(keys):
-        length = len(list(group))
-        yield table.get(key), messages[at : at + length]
-        at += length
+    for end in stretch_ends(messages, ask):
+        source = by_name.get((messages[at].topic(), messages[at].partition()))
+        yield source, messages[at:end]
+        at = end
 
 
 def _is_of(message: Message, source: PhysicalPartition) -> bool:

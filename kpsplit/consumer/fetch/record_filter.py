@@ -6,17 +6,21 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
-from zlib import crc32
 
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.errors import FutureVersionError, RecordError
-from kpsplit.kafka.logical_message import Headers, headers_of
+from kpsplit.kafka.logical_message import (
+    Headers,
+    RelabelledMessage,
+    headers_of,
+    obvious_until,
+    of_key_ranges,
+)
 from kpsplit.splitter.group_slots import OwnedSlot
-from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
+from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Foreign, ForeignReason, SkipReason, SkipRecord, Wait, classify
@@ -139,24 +143,33 @@ class RecordFilter:
 
     def _judged(self, messages: list[Message], fresh_to: int, tally: ReadTally) -> FilteredRecords:
         result = FilteredRecords([])
-        for message in messages:
-            if self._plain and _key(message) is not None:
-                result.kept.append(message)
-                continue
-            headers = headers_of(message)
-            if not headers:
-                result.kept.append(message)
-                continue
-            ours = read_headers(headers)
-            tally.malformed_headers += ours.malformed
-            if self._obvious(ours):
-                result.kept.append(message)
-            elif not self._looked_up(message, ours, fresh_to, tally, result):
-                break
-        return result
+        home, epochs = self._home, (self._segment.opened_epoch, self._state.epoch)
+        at = 0
+        while True:
+            if not self._plain:
+                start, at = at, obvious_until(messages, at, home, epochs)
+                result.kept += messages[start:at]
+            if at == len(messages) or not self._judge(messages[at], fresh_to, tally, result):
+                return result
+            at += 1
+
+    def _judge(self, message: Message, fresh_to: int, tally: ReadTally, result: FilteredRecords) -> bool:
+        headers = None if self._plain and _key(message) is not None else headers_of(message)
+        if not headers:
+            result.kept.append(message)
+            return True
+        ours = read_headers(headers)
+        tally.malformed_headers += ours.malformed
+        if self._obvious(ours):
+            result.kept.append(message)
+            return True
+        return self._looked_up(message, ours, fresh_to, tally, result)
 
     def _obvious(self, ours: OurHeaders) -> bool:
-        """Return whether a record inside the segment is delivered in every view; saves looking it up."""
+        """Return whether a record inside the segment is delivered in every view; saves looking it up.
+
+        ``obvious_until`` says the same of a whole stamp.
+        """
         if ours.marker is not None:
             return False
         stamp = ours.stamp
@@ -192,18 +205,7 @@ class RecordFilter:
     def _of_slots(self, messages: list[Message], keyed: bool) -> list[Message]:
         if not messages or not keyed or (messages[0].offset() or 0) < self._last_floor:
             return [m for m in messages if self._wanted(_key(m), m.offset() or 0)]
-        # placed_hash() and _wanted() written out: this runs once per record that is read
-        bounds = self._bounds
-        lo, hi, width = self._segment.range.lo, self._segment.range.hi, self._segment.range.width
-        keys = cast("Iterable[bytes]", map(_key, messages))
-        return [
-            message
-            for message, key in zip(messages, keys, strict=True)
-            if bisect_right(
-                bounds, h if lo <= (h := crc32(key) * MULTIPLIER & 0xFFFFFFFF) < hi else lo + h % width
-            )
-            & 1
-        ]
+        return of_key_ranges(messages, self._bounds, self._segment.range)
 
     def _wanted(self, key: bytes | None, offset: int) -> bool:
         hash_ = placed_hash(key, offset, self._segment.range)
@@ -242,6 +244,8 @@ class SegmentFetch:
     ready: bool
     record_filter: RecordFilter
     slots: tuple[OwnedSlot, ...]
+    kind: type[RelabelledMessage] | None = None
+    """The class of its messages in logical terms, once there are any."""
 
     def stands_at(self, gap: Gap) -> bool:
         return (self.segment.id, self.next) == (gap.segment, gap.start)

@@ -401,8 +401,7 @@ class Subscribing:
         self.topics = topics
         self._events = events
         self.wanted: tuple[str, ...] | None = None
-        self._resolved: frozenset[str] = frozenset()
-        self._resolved_by: tuple[tuple[str, ...], frozenset[str], int] | None = None
+        self._resolved: tuple[tuple[tuple[str, ...], frozenset[str], int], frozenset[str]] | None = None
         self._shared: Sequence[Subscribed] = ()
         self._leaving = False
 
@@ -460,10 +459,9 @@ class Subscribing:
     def _names(self, wanted: tuple[str, ...], listed: frozenset[str]) -> frozenset[str]:
         """Return the topics that are subscribed to; made anew only where something of it has changed."""
         by = wanted, listed, self._metadata.position
-        if by != self._resolved_by:
-            self._resolved = resolve(wanted, listed, subtopics(self._metadata.view.states.values()))
-            self._resolved_by = by
-        return self._resolved
+        if self._resolved is None or self._resolved[0] != by:
+            self._resolved = by, resolve(wanted, listed, subtopics(self._metadata.view.states.values()))
+        return self._resolved[1]
 
     def explain(self, error: KafkaError) -> None:
         """Report an error of the group consumer in terms of the application's topics and settings."""
