@@ -1459,7 +1459,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "resolve the subscription in each turn",
         "consumer.group.membership",
-        "        if by != self._resolved_by:\n",
+        "        if self._resolved is None or self._resolved[0] != by:\n",
         "        if by:\n",
         "unit/test_consumer_engine_subscriptions.py",
     ),
