@@ -34,9 +34,9 @@ from kpsplit.devcluster import DevCluster
 
 SYNC_MS = 10
 """How long each sync of a broker waits. It writes nothing: the disk that the brokers share is no limit."""
-PROCESSES, EACH = 4, 6
+PROCESSES, EACH = 4, 12
 """Producers, by process: a broker works on one request of a connection at a time."""
-WINDOW = 4
+WINDOW = 3
 """Records of a producer in flight, each a request of its own.
 
 With five or more of a partition in flight and more to send, librdkafka polls without a pause
@@ -45,7 +45,7 @@ With five or more of a partition in flight and more to send, librdkafka polls wi
 PARTS = (4, 8)
 SETTLE_SECONDS, STRETCH_SECONDS, START_SECONDS = 2.0, 5, 60.0
 ROUNDS, ROUNDS_SECONDS = 3, 110.0
-PROPERTIES = {"num.io.threads": "32", "num.replica.fetchers": "8"}
+PROPERTIES = {"num.io.threads": "64", "num.replica.fetchers": "8"}
 """Of the brokers. A handler waits for the sync, and so does the thread that fetches for a follower."""
 
 PRELOAD = "LD_PRELOAD"

@@ -160,12 +160,12 @@ SECTIONS = (
         "syncs the log and its indexes, and takes no other append of this partition meanwhile. A library "
         "that is preloaded into the three brokers replaces each sync by a wait of 10 ms, as if each "
         "broker had a slow disk of its own. So the limit is one of the partition, some 30 appends a "
-        "second, and takes no processor time. 24 producers in four processes send the next record "
-        "whenever one is reported; each has four in flight, a request each. Records have 100 bytes, and "
+        "second, and takes no processor time. 48 producers in four processes send the next record "
+        "whenever one is reported; each has three in flight, a request each. Records have 100 bytes, and "
         "keys are uniform. The partition is split in 4, merged, split in 8, merged, and so on. Each time "
         "it settles for 2 s; the 5 s after that count. The ratio is that of records per second. A split "
         "spreads the leaders of its sub-topic over the parent's three replicas: 2, 1 and 1 of four, and "
-        "3, 3 and 2 of eight. Brokers have `num.io.threads=32` and `num.replica.fetchers=8`, because a "
+        "3, 3 and 2 of eight. Brokers have `num.io.threads=64` and `num.replica.fetchers=8`, because a "
         "thread waits for each sync.",
         "The same producers on the same partition while it is not split, right before and after: the mean "
         "of the two.",
@@ -174,13 +174,13 @@ SECTIONS = (
             Row("hot.8", "records/s, split in 8", 6.5),
         ),
         cost=(
-            "24 producers do not always have a record for each of eight partitions. A broker works on one "
+            "the producers do not always have a record for each of the partitions. A broker works on one "
             "request of a connection at a time, and answers it when both followers have synced too and it "
             "has had the partition's lock once more, which the next appends hold. A simulation of just that "
-            "reaches 3.6 to 3.7 and 6.5 to 6.7, and with 48 producers 3.8 to 3.9 and 7.3. A pause waits for "
-            "what is in flight: 96 records here, at 30 a second. The share of busy processors counts all "
-            "work on the machine, also what has a lower priority. Tried: 5 ms besides the sync itself, on "
-            "the one disk that the brokers share (3.42 and 3.38 in 4, 4.95 and 5.72 in 8)."
+            "reaches 3.8 to 3.9 and 7.3. A pause waits for what is in flight: 144 records here, at 30 a "
+            "second. The share of busy processors counts all work on the machine. Tried: 24 producers (3.75 "
+            "in 4, 6.42 in 8); 5 ms besides the sync itself, on the one disk that the brokers share (3.42 "
+            "and 3.38 in 4, 4.95 and 5.72 in 8)."
         ),
     ),
     Section(
