@@ -20,3 +20,8 @@ def others_at_night(values: Iterable[T], always: Callable[[T], bool]) -> list[An
     if not any(map(always, known)):
         raise ValueError("no value of this test would run in every run")
     return [pytest.param(v, marks=() if always(v) else pytest.mark.nightly) for v in known]
+
+
+def protocols(always: str) -> list[Any]:
+    """Return Kafka's two protocols of groups as parameters of a test; every run has the one that is named."""
+    return others_at_night(("classic", "consumer"), lambda protocol: protocol == always)

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.consuming import Log, Member, shared, wait_for
 from tests.broker.group_config import set_group_config
 from tests.broker.sleeping import COUNT, PATIENCE, REMOTE, SHORT_SESSION_MS, Sleeper, send
-from tests.nights import others_at_night
+from tests.nights import protocols
 
 pytestmark = pytest.mark.broker
 
@@ -64,9 +64,7 @@ def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_the
     assert sleeper.events == ["lost"]
 
 
-@pytest.mark.parametrize(
-    "protocol", others_at_night(["classic", "consumer"], lambda protocol: protocol == "consumer")
-)
+@pytest.mark.parametrize("protocol", protocols("consumer"))
 def test_a_member_suspended_for_less_than_its_session_goes_on_with_what_it_had(
     bootstrap, operations, make_topic, protocol
 ):

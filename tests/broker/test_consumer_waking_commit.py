@@ -14,7 +14,7 @@ from tests.broker.committing import tailing
 from tests.broker.consuming import Log, Member, shared, wait_for
 from tests.broker.group_config import set_group_config
 from tests.broker.sleeping import COUNT, PATIENCE, REMOTE, SHORT_SESSION_MS, Sleeper, send
-from tests.nights import others_at_night
+from tests.nights import protocols
 
 pytestmark = pytest.mark.broker
 
@@ -31,9 +31,7 @@ def committed(tail: OffsetTail, group: str, parent: PhysicalPartition) -> Commit
     return [(r.lo, c.member, [at.next for at in c.positions.values()]) for r, c in found]
 
 
-@pytest.mark.parametrize(
-    "protocol", others_at_night(["classic", "consumer"], lambda protocol: protocol == "classic")
-)
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_a_commit_of_a_member_that_lost_its_slots_in_its_sleep_is_refused_and_overwrites_nothing(
     bootstrap, operations, make_topic, protocol
 ):

@@ -36,7 +36,7 @@ from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.committing import SECONDS, await_owned, commit_of, held, member, tailing, writer
 from tests.broker.operating import enrolled
 from tests.conftest import MakeTopic
-from tests.nights import others_at_night
+from tests.nights import protocols
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("operations")]
 
@@ -69,7 +69,7 @@ def test_a_commit_is_read_back_with_the_ordinary_offsets_of_its_transaction(
         assert owner.committed(parent) == 10
 
 
-@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "consumer"))
+@pytest.mark.parametrize("protocol", protocols("consumer"))
 def test_a_member_of_an_older_generation_commits_nothing(
     bootstrap: str, make_topic: MakeTopic, protocol: str
 ) -> None:

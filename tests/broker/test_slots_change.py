@@ -43,13 +43,12 @@ from tests.broker.consuming import REMOTE, Log, Member, consumer, reading, share
 from tests.broker.operating import DiedError, dying_after, operating, split
 from tests.broker.sleeping import COUNT, PATIENCE, SHORT_SESSION_MS, Sleeper, send
 from tests.conftest import MakeTopic
-from tests.nights import others_at_night
+from tests.nights import others_at_night, protocols
 
 pytestmark = pytest.mark.broker
 
 KIND = Partitioner.CONSISTENT_RANDOM
 KEYS = 40
-PROTOCOLS = ("classic", "consumer")
 
 
 def settings(protocol: str) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def group(bootstrap: str, topic: str, log: Log, names: str, **more: Any) -> Iter
         yield members
 
 
-@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_reorders_nothing(
     bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -145,7 +144,7 @@ def test_a_live_group_goes_over_to_other_numbers_of_slots_and_loses_doubles_and_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_a_member_that_changes_its_topics_back_and_forth_reads_what_it_names_last_and_never_leaves(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -232,7 +231,7 @@ def test_a_group_goes_over_although_the_operator_died_before_it_was_settled(
     assert log.duplicates() == 0, log.handed_out_again()
 
 
-@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_a_member_that_slept_through_a_change_longer_than_its_session_hands_out_nothing_of_before(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:
@@ -265,7 +264,7 @@ def test_a_member_that_slept_through_a_change_longer_than_its_session_hands_out_
     assert log.duplicates() == 0 and not set(sleeper.values[before:]) & log.values()
 
 
-@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_new_slots_wait_for_a_member_that_sleeps_for_less_than_its_session_and_nothing_is_read_twice(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:

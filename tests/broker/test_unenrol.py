@@ -34,10 +34,10 @@ from tests.broker.consuming import consumer as member_of
 from tests.broker.operating import DiedError, dying_after, merge, records, split, state_of, step_back
 from tests.broker.sleeping import SHORT_SESSION_MS, Sleeper
 from tests.broker.test_run_enrolled import Running
-from tests.broker.test_slots_change import PROTOCOLS, Writing, group, settings, topics
+from tests.broker.test_slots_change import Writing, group, settings, topics
 from tests.broker.topic_config import await_gone
 from tests.conftest import CreateTopic, MakeTopic
-from tests.nights import others_at_night
+from tests.nights import others_at_night, protocols
 from tests.unit.lane_samples import keys_in
 
 pytestmark = pytest.mark.broker
@@ -252,7 +252,7 @@ def retired(operations: Admin, parent: PhysicalPartition) -> bool:
     return not state_of(operations, parent).to_retire()
 
 
-@pytest.mark.parametrize("protocol", others_at_night(PROTOCOLS, lambda protocol: protocol == "classic"))
+@pytest.mark.parametrize("protocol", protocols("classic"))
 def test_a_live_group_goes_over_to_partitions_and_plain_members_after_it_without_losing_an_order(
     bootstrap: str, operations: Admin, make_topic: MakeTopic, protocol: str
 ) -> None:
