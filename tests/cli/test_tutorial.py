@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
-BLOCK = re.compile(r"(?:`(?P<file>\w+\.py)`[^`]*)?```(?P<kind>sh|python)\n(?P<text>.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:`(?P<file>\w+\.py)`(?:(?!```).)*)?```(?P<kind>sh|python)\n(?P<text>.*?)```", re.DOTALL
+)
 ELSEWHERE = re.compile(r"^(pip install|export KPSPLIT|kpsplit cluster down)")
 """What the tests have done already: they have a cluster of their own."""
 
