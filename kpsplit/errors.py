@@ -53,18 +53,18 @@ class KpsplitError(Exception):
 
 
 @contextmanager
-def after_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
+def after_a_change(hint: str | None = None, *, done: bool | None = True) -> Iterator[None]:
     """Have the errors of a block say that something was changed before it: that stays.
 
     Args:
         hint: the next step then; None: the error's own.
-        done: whether something was changed.
+        done: whether something was changed; None: not known.
     """
     try:
         yield
     except KpsplitError as error:
+        error.changed = done if error.changed is False else error.changed
         if done:
-            error.changed = True if error.changed is False else error.changed
             error.hint = hint or error.hint
         raise
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import ConflictError, FencedError, UsageError, after_a_change
+from kpsplit.errors import ConflictError, FencedError, UnknownOutcomeError, UsageError, after_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, EnrolmentLog
@@ -204,27 +204,34 @@ class EnrolmentRecords:
 
         The look that decides comes after the claim: a later claim of the topic has the act refused. A look
         before it spares the others a claim that leads to nothing. Nothing is done where one of ``there`` is
-        recorded; any other record raises ConflictError.
+        recorded; any other record raises ConflictError. Whether an act of unknown outcome took effect is
+        known after the next claim, which ends what it left open; brokers may answer so to an operator that
+        another one fences while it commits.
         """
-        log, changed = self._log(topic, deadline), False
+        log = self._log(topic, deadline)
+        changed: bool | None = False
         while True:
             began = monotonic()
             with after_a_change(done=changed):
                 for look in (log.look, log.claim):
                     if _expected(look(deadline), (before, *there), topic) in there:
-                        return False
+                        return changed is None
                 try:
                     act(log)
                     return True
+                except UnknownOutcomeError:
+                    if deadline.expired():
+                        raise
+                    changed = changed or None
                 except FencedError as error:
-                    changed = changed or error.changed is True
+                    changed = error.changed or changed
                     if log.look(deadline) not in (before, *there):
                         raise
                     deadline.check(f"another operator to enrol topic {topic}")
-                    # The operator that claimed it since may write the same, and has the time to do so. Not
-                    # the same pause for all: where a try takes longer they would fence each other to the end.
-                    pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
-                    time.sleep(min(pause, deadline.left()))
+            # The operator that claimed it since may write the same, and has the time to do so. Not the same
+            # pause for all: where a try takes longer they would fence each other to the end.
+            pause = LOOK_AGAIN_SECONDS + random.uniform(0, 2 * (monotonic() - began))
+            time.sleep(min(pause, deadline.left()))
 
 
 def _expected(found: Enrolment | None, expected: Sequence[Enrolment | None], topic: str) -> Enrolment | None:

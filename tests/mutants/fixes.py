@@ -1004,6 +1004,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_slots_change.py",
     ),
     (
+        "report an enrolment of unknown outcome instead of deciding it by a claim",
+        "control.session",
+        "                    changed = changed or None\n",
+        "                    raise\n",
+        "unit/test_enrolments_at_once.py::test_an_enrolment_of_unknown_outcome_is_decided_by_the_next_claim",
+    ),
+    (
         "write an enrolment over one that another operator has written",
         "control.session",
         "if _expected(look(deadline), (before, *there), topic) in there:",

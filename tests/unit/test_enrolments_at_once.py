@@ -17,7 +17,9 @@ import pytest
 from kpsplit.clock import Deadline
 from kpsplit.control import session as module
 from kpsplit.control.enrolment import Enroller
-from kpsplit.errors import DeadlineExceededError, FencedError
+from kpsplit.control.session import EnrolmentRecords
+from kpsplit.errors import ConflictError, DeadlineExceededError, FencedError, UnknownOutcomeError
+from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.records.control import Enrolment
 from tests.unit.test_enrolment import FIRST
 
@@ -119,3 +121,55 @@ def test_operators_that_enrol_at_once_on_slow_brokers_do_not_fence_each_other_un
 
     turns.run(*(partial(enrol, number * part / 10 * (read + write)) for number in range(others + 1)))
     assert found == [begun] * (others + 1)
+
+
+class Unsure(SlowLog):
+    """The brokers answer a commit with an error that does not say what became of it, so many times."""
+
+    def __init__(self, times: int, *, written: bool) -> None:
+        super().__init__(SlowBrokers(0.0, 0.0, 0.0), lambda _: None)
+        self.times, self.written = times, written
+
+    def record(self, enrolment: Enrolment, _deadline: Any, _hint: str) -> None:
+        self.sleep(self.brokers.write)
+        self.times -= 1
+        if self.times < 0 or self.written:
+            self.brokers.found = enrolment
+        if self.times >= 0:
+            raise UnknownOutcomeError("Unknown broker error")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_enrolment_of_unknown_outcome_is_decided_by_the_next_claim(
+    monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """A broker answers so to an operator that another one fences while it commits."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
+    log, done, begun = Unsure(1, written=written), list[StepDone](), replace(FIRST, settled=False)
+    records = EnrolmentRecords(cast(Any, lambda *_: log), cast(Any, done.append))
+    records.write("Enrol", None, begun, Deadline(60), "look again")
+    assert (log.brokers.found, [step.name for step in done]) == (begun, ["Enrol"])
+    assert log.times == (0 if written else -1), "it is not written twice"
+
+
+def test_an_enrolment_of_unknown_outcome_that_cannot_be_decided_says_that_it_may_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
+    log, other = Unsure(1, written=False), replace(FIRST, slots=64)
+    monkeypatch.setattr(log, "claim", lambda _: other if log.times == 0 else None)
+    with pytest.raises(ConflictError) as caught:
+        EnrolmentRecords(cast(Any, lambda *_: log), lambda _: None).write(
+            "Enrol", None, replace(FIRST, settled=False), Deadline(60), "look again"
+        )
+    assert caught.value.changed is None
+
+
+def test_an_enrolment_of_unknown_outcome_says_so_when_there_is_no_time_left_to_decide_it() -> None:
+    log, now = Unsure(1, written=False), [0.0]
+    log.brokers.write, log.sleep = 2.0, now.append
+    with pytest.raises(UnknownOutcomeError):
+        EnrolmentRecords(cast(Any, lambda *_: log), lambda _: None).write(
+            "Enrol", None, replace(FIRST, settled=False), Deadline(1, lambda: sum(now)), "look again"
+        )
+    assert log.times == 0
