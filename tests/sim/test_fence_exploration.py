@@ -1,17 +1,17 @@
 """Every interleaving of the fence's own code at small scope, and a violation for each guard that is left out.
 
-The default scopes take about a minute; ``KPSPLIT_EXPLORE=thorough`` adds the large ones.
+The default scopes take about a minute; the large ones run at night.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kpsplit.splitter.partition_state import Phase
+from tests.nights import others_at_night
 from tests.sim import fence_real, fence_world
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import HIGH, LOW, Global, Scope, World
@@ -39,7 +39,6 @@ from tests.sim.guards import (
 
 pytestmark = pytest.mark.timeout(1800)
 
-THOROUGH = os.environ.get("KPSPLIT_EXPLORE") == "thorough"
 ONE, TWO, APART, EACH = ((LOW,),), ((LOW, LOW),), ((LOW, HIGH),), ((LOW,), (HIGH,))
 MERGE: dict[str, Any] = {"begin": ("split",), "operations": ("merge",)}
 BOTH: dict[str, Any] = {"operations": ("split", "merge")}
@@ -81,7 +80,7 @@ ORDERED = {
 }
 
 
-@pytest.mark.parametrize("name", [*SCOPES, *(LARGE if THOROUGH else ())])
+@pytest.mark.parametrize("name", others_at_night((*SCOPES, *LARGE), lambda name: name in SCOPES))
 def test_nothing_is_lost_doubled_reordered_or_left_without_a_report(name: str) -> None:
     """And no record with a key is sent to a segment that took a higher number.
 

@@ -1,11 +1,10 @@
 """Every interleaving of producers with transactions at small scope, and what happens without each guard.
 
-``KPSPLIT_EXPLORE=thorough`` adds the large scopes.
+The large scopes run at night.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter import control_plane
 from kpsplit.splitter.control_plane import to_acknowledge, to_answer
+from tests.nights import others_at_night
 from tests.sim import fence_real
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import LOW, Scope, TransactionalWorld
@@ -44,10 +44,9 @@ LARGE = {
     ),
     "reading takes time, the producer joins": Scope(ONE, joining=True, slow_reading=True),
 }
-THOROUGH = os.environ.get("KPSPLIT_EXPLORE") == "thorough"
 
 
-@pytest.mark.parametrize("name", [*SCOPES, *(LARGE if THOROUGH else ())])
+@pytest.mark.parametrize("name", others_at_night((*SCOPES, *LARGE), lambda name: name in SCOPES))
 def test_what_is_committed_is_read_once_in_order_and_every_operation_ends(name: str) -> None:
     found = explore(TransactionalWorld({**SCOPES, **LARGE}[name]), limit=3_000_000)
     print(f"{name}: {found}")
