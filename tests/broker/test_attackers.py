@@ -155,6 +155,7 @@ def test_what_is_written_over_a_producers_registration_does_not_take_its_place(
         assert not operations.findings().set_aside, "its next answer stands there"
 
 
+@pytest.mark.nightly
 def test_a_newer_version_refuses_the_topics_it_names_until_it_is_forgotten(
     guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:

@@ -121,7 +121,7 @@ def test_commits_by_hand_return_what_was_committed(bootstrap, make_topic):
         assert nothing_new.value.args[0].code() == KafkaError._NO_OFFSET
         drain(member, 5)
         assert member.commit() is None
-        wait_for(lambda: member.poll(0.05) is None or told, "on_commit")
+        wait_for(lambda: (member.poll(0.05), told)[1], "on_commit")
         error, parts = told[-1]
         assert error is None
         assert [(p.topic, p.offset) for p in parts] == [(topic, 15)]

@@ -48,6 +48,7 @@ def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, o
         set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
 
 
+@pytest.mark.nightly
 def test_garbage_in_the_offset_log_is_counted_and_skipped(kafka_runtime):
     """On a cluster of its own: who verifies a topic of the session's could not tell whose it was."""
     with DevCluster(1) as alone, operating(alone.bootstrap) as operations:

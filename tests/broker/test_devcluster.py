@@ -125,6 +125,7 @@ def test_a_kept_folder_brings_back_ports_and_data(private: DevCluster) -> None:
     assert read(before, "kept") is not None
 
 
+@pytest.mark.nightly
 def test_a_start_that_fails_shows_the_end_of_the_log(kafka_runtime: KafkaRuntime) -> None:
     with pytest.raises(KpsplitError, match=r"log ends:[\s\S]*no\.such\.Class") as caught:
         DevCluster(1, extra_properties={"authorizer.class.name": "no.such.Class"}).start()
@@ -146,6 +147,7 @@ with DevCluster(1) as cluster:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("victim", "state"),
     [

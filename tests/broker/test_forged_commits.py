@@ -23,7 +23,7 @@ from tests.broker.guarded import ADMIN, Guarded
 from tests.broker.guarded_topic import GROUP, PARENT, TOPIC, guarded_topic, read_all, send
 from tests.broker.operating import PAUSE_MS, commit, state_of
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.nightly]
 
 VICTIM = "invoices"
 PLACE = offsets_partition(PARENT, 16)
@@ -70,7 +70,6 @@ def victim(guarded: Guarded, **more: object) -> Consumer:
     return Consumer({**guarded.client(ADMIN), **FAST, "group.id": VICTIM, **more})
 
 
-@pytest.mark.nightly
 def test_records_that_nobody_can_read_concern_no_other_group(guarded: Guarded, operations: Admin) -> None:
     with Producer(guarded.client("producer")) as producer:
         send(producer, "sealed")

@@ -94,6 +94,7 @@ def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None
     assert ends(admin, SECONDS) == {0: RECORDS}
 
 
+@pytest.mark.nightly
 def test_partitions_that_were_added_since_a_client_looked_have_ends(alone: DevCluster) -> None:
     """librdkafka remembers how many partitions a topic has for 15 minutes, and asks no broker for others."""
     connection = Connection({"bootstrap.servers": alone.bootstrap})
@@ -110,6 +111,7 @@ def test_partitions_that_were_added_since_a_client_looked_have_ends(alone: DevCl
     assert list(logs.end_offsets([places[0], PhysicalPartition("missing", 0)])) == places[:1]
 
 
+@pytest.mark.nightly
 def test_a_log_of_which_nothing_was_read_is_not_read_to_its_end(alone: DevCluster) -> None:
     read: list[Message] = []
     connection = Connection({"bootstrap.servers": alone.bootstrap})
@@ -144,6 +146,7 @@ def test_a_broker_that_is_down_and_leads_is_not_connected_to_without_a_pause(
         assert 0 < tries_until_now(admin, statistics) - before < 30
 
 
+@pytest.mark.nightly
 def test_it_is_asked_again_while_there_is_time(alone: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_tail, "OFFSET_REQUEST_SECONDS", 0.3)
     connection = Connection({"bootstrap.servers": alone.bootstrap})

@@ -19,6 +19,7 @@ from tests.broker.running import config, write
 from tests.broker.state_member import contents, take
 from tests.conftest import MakeTopic
 from tests.fault.chaos.brokers import Brokers
+from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker]
 LONG = 100.0
@@ -43,7 +44,7 @@ def slow_commits(bootstrap: str) -> Iterator[None]:
     brokers.throttle(None, 30, COMMITS)
 
 
-@pytest.mark.parametrize("how", ["run", "poll"])
+@pytest.mark.parametrize("how", others_at_night(["run", "poll"], lambda how: how == "run"))
 @pytest.mark.usefixtures("slow_commits")
 def test_state_that_comes_faster_than_brokers_take_it_is_committed_all_the_same(
     operations: Admin, bootstrap: str, make_topic: MakeTopic, tmp_path: Path, how: str

@@ -32,7 +32,7 @@ def steps(page: str, folder: Path, topic: str) -> Iterator[str]:
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_runs_and_bills_every_order_once(kpsplit, tmp_path) -> None:
     commands = "\n".join(steps(PAGE.read_text("utf-8"), tmp_path, f"tutorial-{uuid.uuid4().hex[:8]}"))
     commands, operations = OPERATION.subn(r"\g<0> --max-pause 60s", commands)

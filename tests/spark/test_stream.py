@@ -101,6 +101,7 @@ def test_available_now_reads_everything_there_is_and_goes_on_the_next_time(
     assert headers == {(), (("mine", b"1"),)}
 
 
+@pytest.mark.nightly
 def test_available_now_from_a_checkpoint_fails_while_brokers_are_away(
     spark, operations, bootstrap, make_topic, recorder
 ) -> None:
