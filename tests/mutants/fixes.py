@@ -1004,6 +1004,27 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_slots_change.py",
     ),
     (
+        "report a takeover's rollback of unknown outcome instead of deciding it by a claim",
+        "splitter.driver",
+        "            state = self._record(state, event, deadline, decided=True)\n            if attempt",
+        "            state = self._record(state, event, deadline)\n            if attempt",
+        "unit/test_driver.py::test_a_rollback_of_unknown_outcome_is_decided_by_another_claim",
+    ),
+    (
+        "fence whoever began something since a write of unknown outcome",
+        "splitter.driver",
+        "found = log.claim(deadline, lambda now: now in (before, after))",
+        "found = log.claim(deadline)",
+        "unit/test_driver.py::test_a_rollback_of_unknown_outcome_fences_nobody_who_began_something_since",
+    ),
+    (
+        "report a retirement of unknown outcome instead of deciding it by a claim",
+        "control.retirement",
+        "state = record_decided(self._log, state, Retire(subtopic.name), deadline)",
+        "state = self._log.record(state, Retire(subtopic.name), deadline)",
+        "unit/test_retirement.py::test_a_retirement_of_unknown_outcome_is_decided_by_another_claim",
+    ),
+    (
         "report an enrolment of unknown outcome instead of deciding it by a claim",
         "control.session",
         "                    changed = changed or None\n",
