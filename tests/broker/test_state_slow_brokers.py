@@ -21,7 +21,7 @@ from tests.conftest import MakeTopic
 from tests.fault.chaos.brokers import Brokers
 
 pytestmark = [pytest.mark.broker]
-LONG = 100.0
+LONG = 180.0
 COMMITS = "kpsplit-commits"
 """The client id of the producer that commits."""
 BYTES_PER_SECOND = 1_000_000
