@@ -1025,6 +1025,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_retirement.py::test_a_retirement_of_unknown_outcome_is_decided_by_another_claim",
     ),
     (
+        "report a thaw of unknown outcome instead of deciding it by a claim",
+        "control.operations",
+        "record_decided(self._log, state, Thaw(), self._deadline)",
+        "self._log.record(state, Thaw(), self._deadline)",
+        "unit/test_driver.py::test_a_freeze_and_a_thaw_of_unknown_outcome_are_decided_by_another_claim",
+    ),
+    (
         "report an enrolment of unknown outcome instead of deciding it by a claim",
         "control.session",
         "                    changed = changed or None\n",

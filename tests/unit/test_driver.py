@@ -858,6 +858,22 @@ def test_a_rollback_of_unknown_outcome_says_so_when_no_time_is_left_to_decide_it
     assert unsure.rollbacks == 1
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_freeze_and_a_thaw_of_unknown_outcome_are_decided_by_another_claim(written: bool) -> None:
+    cluster = Cluster()
+    for phase in (Phase.FROZEN, Phase.STEADY):
+        # Its calls: a look (of thaw only), the claim, the write.
+        at = 1 if phase is Phase.FROZEN else 2
+        log = Simulated(cluster, Fault(at, written, lambda: UnknownOutcomeError("Unknown broker error")))
+        operations: Any = object.__new__(PartitionOperations)
+        operations._parent, operations._deadline, operations._log = PARENT, Time(cluster, 60), log
+        operations._session = SimpleNamespace(read_about=lambda *_: None)
+        operations._topics = SimpleNamespace(seal=lambda *_: None)
+        operations.freeze("the log was cut off") if phase is Phase.FROZEN else operations.thaw()
+        assert cluster.state.phase is phase
+        assert log.names[at:] == ["record", "claim", *([] if written else ["record"])]
+
+
 def test_what_a_dead_operator_left_is_settled_without_fencing_who_begins_something_then() -> None:
     cluster = with_producers("answers")
     with pytest.raises(DiedError):
