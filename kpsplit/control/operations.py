@@ -17,7 +17,7 @@ from kpsplit.control.status import Report, Retirable
 from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
 from kpsplit.errors import ConflictError, FencedError, UsageError, after_a_change
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
+from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone, record_decided
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import (
     Attempt,
@@ -136,7 +136,7 @@ class PartitionOperations:
         state = self._log.claim(self._deadline, lambda now: now.phase is Phase.FROZEN)
         if state.phase is Phase.FROZEN:
             self._topics.seal(state.to_seal(), self._deadline)
-            self._log.record(state, Thaw(), self._deadline)
+            record_decided(self._log, state, Thaw(), self._deadline)
 
     def abort(self, reason: str) -> Outcome | None:
         """Roll back the attempt under way; return how it ended, or None: none was, or it still is."""
@@ -178,7 +178,7 @@ class PartitionOperations:
         state = self._log.claim(self._deadline, lambda now: now.phase is Phase.STEADY)
         if state.phase is not Phase.STEADY:
             return False
-        self._log.record(state, Freeze(reason), self._deadline)
+        record_decided(self._log, state, Freeze(reason), self._deadline)
         return True
 
     def _driver(self) -> Driver:

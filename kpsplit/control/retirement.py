@@ -27,7 +27,7 @@ from kpsplit.kafka.groups import (
     topics_of,
 )
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.driver import Observer, StepDone
+from kpsplit.splitter.driver import Observer, StepDone, record_decided
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubTopic, SubTopicState
 from kpsplit.splitter.records.control import Enrolment
@@ -220,7 +220,7 @@ class Retirement:
                         kept[subtopic.name] = reason
                         self._keep(subtopic.name, reason)
                         continue
-                    state = self._log.record(state, Retire(subtopic.name), deadline)
+                    state = record_decided(self._log, state, Retire(subtopic.name), deadline)
                 changed = True
                 self._observe(StepDone("Retire", 0.0, subtopic.name))
             with after_a_change(f"run again: kpsplit retire {state.parent}"):

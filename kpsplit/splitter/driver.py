@@ -19,9 +19,11 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
     UnreachableError,
+    after_a_change,
     many,
 )
 from kpsplit.splitter import control_plane, steps
+from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
     Attempt,
     Commit,
@@ -347,9 +349,15 @@ class Driver:
         """
         return self._claim(deadline, lambda now: not _is_over(now, attempt_id, on_record=on_record))
 
-    def _record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
-        started = self._ports.clock.now()
-        after = self._ports.control.record(state, event, deadline)
+    def _record(
+        self, state: PartitionState, event: Event, deadline: Deadline, *, decided: bool = False
+    ) -> PartitionState:
+        """``decided``: a write of unknown outcome is decided by another claim before this returns."""
+        started, control = self._ports.clock.now(), self._ports.control
+        if decided:
+            after = record_decided(control, state, event, deadline)
+        else:
+            after = control.record(state, event, deadline)
         self._observe(StepDone(type(event).__name__, self._ports.clock.now() - started))
         return after
 
@@ -366,7 +374,7 @@ class Driver:
         event = steps.settle(state, ended_by, reason)
         if event is not None:
             attempt = state.attempt
-            state = self._record(state, event, deadline)
+            state = self._record(state, event, deadline, decided=True)
             if attempt is not None and attempt.subtopic is not None:
                 state = self._delete_quietly(state, attempt.subtopic)
         elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
@@ -393,7 +401,8 @@ class Driver:
             event = steps.settle(state, EndedBy.OPERATOR, reason[:1000])
             if event is not None and state.attempt is not None and state.attempt.id == attempt_id:
                 subtopic = state.attempt.subtopic
-                state = self._record(state, event, self._ports.clock.deadline(CLEANUP_SECONDS))
+                deadline = self._ports.clock.deadline(CLEANUP_SECONDS)
+                state = self._record(state, event, deadline, decided=True)
                 if subtopic is not None:
                     with suppress(KpsplitError):  # it is rolled back, whatever becomes of the sub-topic
                         state = self._delete_quietly(state, subtopic)
@@ -428,6 +437,36 @@ class Driver:
             # It may be written: only the log says which state is the last one.
             cleanup = self._ports.clock.deadline(CLEANUP_SECONDS)
             return self._claim(cleanup, _nothing_under_way)
+
+
+def record_decided(
+    log: ControlPort, before: PartitionState, event: Event, deadline: Deadline
+) -> PartitionState:
+    """Record an event as ``ControlPort.record`` does; the next claim decides a write of unknown outcome.
+
+    Where anything else was written meanwhile its writer is at work, and is not fenced.
+
+    Raises:
+        FencedError: another operator has written meanwhile. UnknownOutcomeError: no time is left to decide.
+        KpsplitError: as ``record`` and ``claim``. ``changed`` is None where the event may be written.
+    """
+    after = apply(before, event)
+    while True:
+        try:
+            return log.record(before, event, deadline)
+        except UnknownOutcomeError:
+            if deadline.left() <= 0:
+                raise
+        with after_a_change(done=None):
+            found = log.claim(deadline, lambda now: now in (before, after))
+        if found == after:
+            return found
+        if found != before:
+            raise FencedError(
+                f"{before.parent}: another operator was at work meanwhile",
+                hint=f"look at: kpsplit status {before.parent}",
+                changed=None,
+            )
 
 
 def _frozen(state: PartitionState) -> ConflictError:

@@ -25,6 +25,8 @@ from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key
 
 PAUSE_MS = 30_000
 """Long: what is slow on a busy machine is not wrong."""
+PATIENCE_SECONDS = 180.0
+"""For each call: the same."""
 SHORT_LEASE_MS = 500
 SHORTEST_STAMP = 21
 
@@ -46,7 +48,7 @@ def dying_after(step: str) -> Callable[[StepDone], None]:
 @contextmanager
 def operating(bootstrap: str) -> Iterator[Admin]:
     """Operations on the session's cluster, initialised by whoever comes first."""
-    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap}), PATIENCE_SECONDS) as operations:
         if CONTROL_TOPIC not in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics:
             operations.initialise(lease_ms=SHORT_LEASE_MS)
         yield operations

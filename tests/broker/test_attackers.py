@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import confluent_kafka
 import pytest
@@ -15,7 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
-from kpsplit.clock import Deadline
+from kpsplit.clock import Deadline, monotonic
+from kpsplit.control import operations as operations_module
 from kpsplit.control.doctor import diagnose
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError
@@ -32,7 +35,6 @@ from tests.broker.operating import PAUSE_MS, state_of
 pytestmark = pytest.mark.broker
 
 ATTACKER, OWN = "attacker", "own"
-SHORT_PAUSE_MS = 2_000
 FLOOD = 2_000
 
 
@@ -81,11 +83,11 @@ def silent(instance: int, topic: str = TOPIC) -> ProducerRegistration:
     return ProducerRegistration(instance, 1, "attacker", topics=(topic,))
 
 
-def resized(operations: Admin, pause_ms: int = PAUSE_MS, **options: object) -> None:
+def resized(operations: Admin, **options: object) -> None:
     """Merge the others' partition, or split it again, whichever is its turn."""
     is_split = len(state_of(operations, PARENT).lineage.open_segments()) > 1
     plan = operations.plan_merge(PARENT) if is_split else operations.plan_split(PARENT, 2, even=True)
-    operations.run(plan, max_pause_ms=pause_ms, force=True, **options)  # type: ignore[arg-type]
+    operations.run(plan, max_pause_ms=PAUSE_MS, force=True, **options)  # type: ignore[arg-type]
 
 
 def others_work_on(guarded: Guarded, operations: Admin, name: str) -> None:
@@ -230,11 +232,30 @@ def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, op
     forget_all(operations)
 
 
+class UntilNamed(Deadline):
+    """Is over as soon as it is asked about nobody else than ``whom``, as a max-pause that passes then."""
+
+    def __init__(self, seconds: float, whom: str) -> None:
+        super().__init__(seconds)
+        self._whom = f"(of {whom})"
+
+    def check(self, what: str, *, hint: str | None = None) -> None:
+        if self._whom in what:
+            self.at = min(self.at, monotonic())
+        super().check(what, hint=hint)
+
+
 def test_who_answers_and_never_acknowledges_is_named_and_bounded_by_max_pause(
-    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
+    guarded: Guarded,
+    operations: Admin,
+    attacker: confluent_kafka.Producer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The limit that stays: each try holds writers for max-pause while somebody goes on doing this."""
     record = replace(silent(0xBAD4), client_id="never acknowledges", transactional_id="any")
+    whom = f"never acknowledges {record.key.decode()}"
+    clock = SimpleNamespace(now=monotonic, deadline=partial(UntilNamed, whom=whom))
+    monkeypatch.setattr(operations_module, "SystemClock", lambda: clock)
     write(attacker, {record.key: record.encode()})
     tail = ControlTail(Connection(guarded.client(ATTACKER)))
 
@@ -248,9 +269,9 @@ def test_who_answers_and_never_acknowledges_is_named_and_bounded_by_max_pause(
     with Producer(guarded.client("producer")) as producer:
         send(producer, "before it")
         with pytest.raises(
-            DeadlineExceededError, match=f"never acknowledges {record.key.decode()}"
+            DeadlineExceededError, match=f"waited {PAUSE_MS // 1000} s for .*{whom}"
         ) as failed:
-            resized(operations, SHORT_PAUSE_MS, observer=answer)
+            resized(operations, observer=answer)
         assert failed.value.changed is False
         send(producer, "after it")
     tail.close()

@@ -69,6 +69,12 @@ def reading(member: Any) -> int:
     return list(member.consumer.stats()["slots"].values()).count("reading")
 
 
+def all_committed(member: Any) -> bool:
+    """Whether nothing would be read again if it left now: a hand-over has no longer than its timeout."""
+    slots = member.consumer.slots()
+    return bool(slots) and all(s.committed == s.positions for s in slots)
+
+
 @pytest.mark.parametrize(
     ("policy", "times_waited"),
     [
@@ -110,6 +116,7 @@ def test_a_callback_that_does_not_return_is_left_alone_or_waited_for_by_policy(
         stayed = times_waited is None
         assert slow.errors == ([] if stayed else [KafkaError._MAX_POLL_EXCEEDED])
         assert len(slow.lost) == (0 if stayed else 1)
+        wait_for(lambda: all_committed(slow), "its last commit")
         slow.stop()
         comes.stop()
     log.check_order({key: found for (_, key), found in journal.sent.items()})

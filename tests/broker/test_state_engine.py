@@ -25,10 +25,11 @@ from tests.broker.operating import PAUSE_MS
 from tests.broker.producing import Journal, Writer, eventually
 from tests.broker.running import config, write
 from tests.broker.state_counting import Kept, Member, changelog, count, expected
+from tests.broker.state_member import changelog_ends
 from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker]
-LONG = 100.0
+LONG = 180.0
 ROOT = Path(__file__).parents[2]
 SLOTS = 4
 
@@ -152,6 +153,13 @@ def test_warm_copies_follow_the_slots_of_others_and_take_over_with_nothing_left_
         return set(member.store.stats()["standbys"])
 
     eventually(lambda: warm(two) == set(one.slots()) and warm(one) == set(two.slots()), "warm copies", LONG)
+    ends = changelog_ends(bootstrap, group, one.store.slots())
+
+    def whole() -> bool:
+        at = two.store.stats()["standbys"]
+        return all(at.get(slot, -1) >= end for slot, end in ends.items())
+
+    eventually(whole, "the copies to be whole", LONG)
     restored = two.store.stats()["counts"].get("restored", 0)
     one.stop()
     eventually(lambda: len(two.slots()) == SLOTS, "the second to have every slot", LONG)

@@ -23,7 +23,9 @@ from tests.broker.state_member import changelog_ends
 from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker]
-LONG = 100.0
+LONG = 180.0
+WARM_SECONDS = 600.0
+"""How long a newcomer may follow before it joins all the same: longer than anything is waited for."""
 SLOTS = 4
 FILLS, VALUES, VALUE_BYTES = 60, 1000, 1024
 """Records that fill the state, and what a handler writes for each: some 60 MB together."""
@@ -121,7 +123,7 @@ def test_the_owner_goes_on_with_every_slot_until_the_newcomers_copies_are_warm_a
     eventually(lambda: events.filled == FILLS, "the state", LONG)
     eventually(lambda: len(events.handed_out(OWNER)) == SLOTS, "the owner to have every slot", LONG)
     began = len(events.all)
-    newcomer = join(NEWCOMER, warm_seconds=LONG)
+    newcomer = join(NEWCOMER, warm_seconds=WARM_SECONDS)
     eventually(lambda: len(newcomer.slots()) == SLOTS // 2, "the newcomer to have its slots", LONG)
     moved = {SlotId(topic, 0, index, SLOTS) for index in range(SLOTS)} - set(owner.store.slots())
     eventually(lambda: len(events.first_with) == len(moved), "a record of each slot that moved", LONG)
@@ -157,7 +159,7 @@ def test_a_static_member_that_is_started_again_has_its_slots_and_copies_as_befor
     def member(name: str) -> Member:
         extra = {"group_instance_id": name}
         path = tmp_path / name
-        return Member(bootstrap, group, topic, path, standbys=1, warm_seconds=LONG, extra=extra)
+        return Member(bootstrap, group, topic, path, standbys=1, warm_seconds=WARM_SECONDS, extra=extra)
 
     writing.start()
     one, two = member("one"), member("two")

@@ -22,7 +22,7 @@ from tests.fault.chaos.brokers import Brokers
 from tests.nights import others_at_night
 
 pytestmark = [pytest.mark.broker]
-LONG = 100.0
+LONG = 180.0
 COMMITS = "kpsplit-commits"
 """The client id of the producer that commits."""
 BYTES_PER_SECOND = 1_000_000

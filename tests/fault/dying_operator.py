@@ -20,6 +20,9 @@ from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 
+PATIENCE_SECONDS = 180.0
+"""For a whole operation: writers wait for no longer than its max-pause."""
+
 
 def main(
     bootstrap: str, topic: str, partition: str, verb: str, max_pause_ms: str, last_step: str, sent: str
@@ -34,7 +37,7 @@ def main(
             os.kill(os.getpid(), signal.Signals[sent])
 
     try:
-        with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
+        with Admin(Connection({"bootstrap.servers": bootstrap}), PATIENCE_SECONDS) as operations:
             if verb == "enroll":
                 operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, observe, slots=4)
             elif verb == "retire":

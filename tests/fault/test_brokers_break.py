@@ -48,11 +48,15 @@ PATIENCE_SECONDS = 240.0
 
 @dataclass
 class Operator:
-    """Splits a partition; waits after a step until the fault has struck."""
+    """Splits a partition; waits after a step until the fault has struck.
+
+    One that is to stand in its fence waits before it until it may fence: its max-pause runs from there.
+    """
 
     bootstrap: str
     parent: PhysicalPartition
     step: str
+    may_fence: threading.Event
     struck: threading.Event
     arrived: threading.Event = field(default_factory=threading.Event)
 
@@ -68,7 +72,13 @@ class Operator:
                 self.arrived.set()
         return None
 
+    @property
+    def stays_fenced(self) -> bool:
+        return STEPS[self.step] is Phase.FENCED
+
     def _observe(self, done: StepDone) -> None:
+        if done.name == "AwaitReady" and self.stays_fenced:
+            assert self.may_fence.wait(PATIENCE_SECONDS)
         if done.name == self.step:
             self.arrived.set()
             assert self.struck.wait(PATIENCE_SECONDS)
@@ -165,17 +175,23 @@ def operate_through(
     parents: list[PhysicalPartition],
 ) -> dict[PhysicalPartition, KpsplitError | None]:
     """Strike when an operator stands after each step; return how each operation ended."""
-    struck = threading.Event()
-    operators = [Operator(brokers.bootstrap, p, step, struck) for p, step in zip(parents, STEPS, strict=True)]
+    may_fence, struck = threading.Event(), threading.Event()
+    operators = [
+        Operator(brokers.bootstrap, parent, step, may_fence, struck)
+        for parent, step in zip(parents, STEPS, strict=True)
+    ]
     with ThreadPoolExecutor(len(operators)) as pool:
         runs: list[Future[KpsplitError | None]] = [pool.submit(operator.run) for operator in operators]
         deadline = Deadline(PATIENCE_SECONDS)
         try:
-            for operator in operators:
+            for operator in sorted(operators, key=lambda one: one.stays_fenced):
+                if operator.stays_fenced:
+                    may_fence.set()
                 assert operator.arrived.wait(deadline.left()), f"no operator came to {operator.step}"
             with Admin(Connection({"bootstrap.servers": brokers.bootstrap})) as operations:
                 assert [state_of(operations, parent).phase for parent in parents] == [*STEPS.values()]
             fault(brokers, struck)
         finally:
+            may_fence.set()
             struck.set()
         return {parent: run.result(PATIENCE_SECONDS) for parent, run in zip(parents, runs, strict=True)}

@@ -11,6 +11,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange
 from tests.broker.operating import PAUSE_MS, enrolled, merge, split, state_of
 
+PATIENCE = 120.0
+
 
 class History:
     """One partition that went through a split, a nested split and a merge, with all kinds of writers."""
@@ -26,23 +28,23 @@ class History:
             key = None if i % 10 == 0 else b"key-%d" % (i % 7)
             headers = [("mine", b"1")] if i % 3 == 0 else None
             producer.produce(self.topic, b"v%d" % next(self._numbers), key, headers=headers)
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE) == 0
 
     def transactions(self, producer: PlainProducer | Producer) -> None:
         """Transactions, every other one aborted."""
         for number in range(4):
             producer.begin_transaction()
             self.write(producer, 5)
-            producer.abort_transaction(20) if number % 2 else producer.commit_transaction(20)
+            producer.abort_transaction(PATIENCE) if number % 2 else producer.commit_transaction(PATIENCE)
 
     def live(self) -> None:
         """Write in every layout, with kpsplit and past it."""
         plain = PlainProducer({"bootstrap.servers": self.bootstrap})
         foreign = PlainProducer({"bootstrap.servers": self.bootstrap, "transactional.id": self.topic})
-        foreign.init_transactions(20)
+        foreign.init_transactions(PATIENCE)
         ours = {"bootstrap.servers": self.bootstrap, "transactional.id": f"ours-{self.topic}"}
         with Producer({"bootstrap.servers": self.bootstrap}) as producer, Producer(ours) as transactional:
-            transactional.init_transactions(20)
+            transactional.init_transactions(PATIENCE)
             for change in (self.split, self.nested, self.merge, None):
                 self.write(producer)
                 self.write(plain, 20)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from kpsplit import Producer
 from kpsplit.spark_jobs import read_logical, read_logical_stream
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
-from tests.spark.live import History
+from tests.spark.live import PATIENCE, History
 from tests.spark.streams import Recorder, await_end
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -48,7 +48,7 @@ def test_a_query_goes_on_through_a_split_a_nested_split_and_a_merge_and_from_its
     plain = PlainProducer({"bootstrap.servers": bootstrap})
     ours = {"bootstrap.servers": bootstrap, "transactional.id": f"ours-{history.topic}"}
     with Producer({"bootstrap.servers": bootstrap}) as producer, Producer(ours) as transactional:
-        transactional.init_transactions(20)
+        transactional.init_transactions(PATIENCE)
 
         def everybody_writes() -> None:
             history.write(producer)

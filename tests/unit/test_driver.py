@@ -25,6 +25,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
+    Abort,
     Attempt,
     Cut,
     EndedBy,
@@ -771,6 +772,106 @@ def test_an_attempt_that_somebody_ended_before_its_prepare_was_read_back_is_not_
     outcome = Driver(simulated.ports).run(attempt, 0, Time(cluster, 60))
     assert outcome.result is (Result.ROLLED_BACK if written else Result.COMMITTED)
     assert_resting(cluster)
+
+
+class Unsure(Simulated):
+    """The first rollback that it records has an unknown outcome; then ``meanwhile`` is called."""
+
+    def __init__(
+        self, cluster: Cluster, *, written: bool, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(cluster)
+        self._written, self._meanwhile, self.rollbacks = written, meanwhile, 0
+
+    def record(self, before: PartitionState, event: Event, deadline: Any) -> PartitionState:
+        first = isinstance(event, Abort) and not self.rollbacks
+        self.rollbacks += isinstance(event, Abort)
+        if not first or self._written:
+            after = super().record(before, event, deadline)
+        if first:
+            if self._meanwhile is not None:
+                self._meanwhile()
+            self.token = -1  # its producer is not used again
+            raise UnknownOutcomeError("Unknown broker error")
+        return after
+
+
+@pytest.mark.parametrize("verb", ["run", "resume", "abort", "roll back"])
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_rollback_of_unknown_outcome_is_decided_by_another_claim(verb: str, written: bool) -> None:
+    """Brokers answer so to an operator whose transactional id is taken while it commits."""
+    cluster = with_producers("answers", *(["unacknowledged"] if verb == "roll back" else []))
+    if verb != "roll back":
+        with pytest.raises(DiedError):
+            run(cluster, Fault(number_of_calls() - 4))
+        assert cluster.state.phase is Phase.FENCED
+    simulated = Unsure(cluster, written=written)
+    driver, limit = Driver(simulated.ports), Time(cluster, 60)
+    outcome: object = None
+    if verb == "resume":
+        outcome = driver.resume(renewed, limit)
+    elif verb == "abort":
+        outcome = driver.abort(EndedBy.REQUEST, "asked", limit)
+    elif verb == "run":
+        outcome = driver.run(split_attempt(cluster.state, 0, RANGES, "next"), 0, limit)
+    else:
+        with pytest.raises(DeadlineExceededError) as caught:
+            run_with(simulated)
+        assert caught.value.changed is False and "rolling back failed" not in str(caught.value)
+    assert (outcome is None) is (verb == "roll back")
+    assert cluster.state.epoch == (verb in ("run", "resume"))
+    assert simulated.rollbacks == 2 - written, "what is written is not written again"
+    assert "orders.split-3-1" not in cluster.topics
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_rollback_of_unknown_outcome_fences_nobody_who_began_something_since(written: bool) -> None:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 4))
+    newer = Simulated(cluster)
+
+    def begin_another() -> None:
+        Driver(newer.ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+        state = newer.claim(Time(cluster, 60))
+        newer.record(state, Prepare(split_attempt(state, 0, RANGES, "newer")), Time(cluster, 60))
+
+    unsure = Unsure(cluster, written=written, meanwhile=begin_another)
+    with pytest.raises(FencedError, match="another operator was at work meanwhile") as caught:
+        Driver(unsure.ports).run(split_attempt(cluster.state, 0, RANGES, "next"), 0, Time(cluster, 60))
+    assert newer.token == cluster.holder, "who is at work was not fenced"
+    assert caught.value.changed is None
+
+
+def test_a_rollback_of_unknown_outcome_says_so_when_no_time_is_left_to_decide_it() -> None:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 4))
+
+    def late() -> None:
+        cluster.now += 60
+
+    unsure = Unsure(cluster, written=False, meanwhile=late)
+    with pytest.raises(UnknownOutcomeError):
+        Driver(unsure.ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+    assert unsure.rollbacks == 1
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_freeze_and_a_thaw_of_unknown_outcome_are_decided_by_another_claim(written: bool) -> None:
+    cluster = Cluster()
+    for phase in (Phase.FROZEN, Phase.STEADY):
+        # Its calls: a look (of thaw only), the claim, the write.
+        at = 1 if phase is Phase.FROZEN else 2
+        log = Simulated(cluster, Fault(at, written, lambda: UnknownOutcomeError("Unknown broker error")))
+        operations: Any = object.__new__(PartitionOperations)
+        operations._parent, operations._deadline, operations._log = PARENT, Time(cluster, 60), log
+        operations._session = SimpleNamespace(read_about=lambda *_: None)
+        operations._topics = SimpleNamespace(seal=lambda *_: None)
+        operations.freeze("the log was cut off") if phase is Phase.FROZEN else operations.thaw()
+        assert cluster.state.phase is phase
+        assert log.names[at:] == ["record", "claim", *([] if written else ["record"])]
 
 
 def test_what_a_dead_operator_left_is_settled_without_fencing_who_begins_something_then() -> None:

@@ -21,6 +21,7 @@ from kpsplit.errors import (
     ConflictError,
     DeadlineExceededError,
     KpsplitError,
+    UnknownOutcomeError,
     UnreachableError,
 )
 from kpsplit.kafka import coordinators, groups
@@ -255,6 +256,26 @@ def test_groups_are_looked_at_once_before_the_claim_and_after_it_for_each_sub_to
     monkeypatch.setattr(retirement, "_subtopics", SimpleNamespace(check_rights=lambda *_: None))
     assert retirement.run(force=False, deadline=Deadline(10)) == list(there)
     assert done == ["look", "claim", "look", "retire", "look", "retire"]
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_retirement_of_unknown_outcome_is_decided_by_another_claim(
+    monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    scene, events = Scene(monkeypatch), list[Event]()
+
+    def record(state: PartitionState, event: Event, _deadline: Any) -> PartitionState:
+        events.append(event)
+        if written or len(events) > 1:
+            scene.state = apply(state, event)
+        if len(events) == 1:
+            raise UnknownOutcomeError("Unknown broker error")
+        return scene.state
+
+    monkeypatch.setattr(scene, "record", record)
+    assert scene.retirement.run(force=False, deadline=Deadline(10)) == [NAME]
+    assert scene.done[-2:] == ["Retire", "Delete"]
+    assert (scene.claims, len(events)) == (2, 2 - written)
 
 
 def test_a_retirement_that_is_forced_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
