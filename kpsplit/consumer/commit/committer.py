@@ -363,7 +363,7 @@ class Committer:
             future = self.executor.ask(
                 lambda offsets: offsets.commit(processed, member, fence, COMMIT_SECONDS, payload, broken_off)
             )
-        return CommitUnit(_named(slots), future, payload, fence=fence, broken_off=broken_off)
+        return CommitUnit(_named(slots), future, payload, fence=fence, stop=broken_off.set)
 
     def _metadata_of(self, slots: Iterable[AssignedSlot]) -> Any:
         """Return what fences a commit of these; None where all were assigned by hand: nobody's."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import Event
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaException, Message
@@ -69,8 +68,8 @@ class CommitUnit:
     """What is committed all or nothing.
 
     ``payload``: what goes along in its transaction, None if there is none. ``then``: what follows when
-    ``future`` has succeeded. ``fence``: the member's metadata with which it is sent, if it ends early once
-    ``broken_off`` is set.
+    ``future`` has succeeded. ``fence``: the member's metadata with which it is sent, if it can be ended
+    early: by ``stop``.
     """
 
     slots: tuple[OwnedSlot, ...]
@@ -78,12 +77,12 @@ class CommitUnit:
     payload: CommitPayload | None = None
     then: Callable[[], Future[None]] | None = None
     fence: object = None
-    broken_off: Event = field(default_factory=Event)
+    stop: Callable[[], None] | None = None
 
     def break_off(self, present: object) -> None:
         """Have it end at once if its member has other metadata at present: the group refuses it anyway."""
-        if self.fence is not None and self.fence != present:
-            self.broken_off.set()
+        if self.stop is not None and self.fence is not None and self.fence != present:
+            self.stop()
 
     def done(self) -> bool:
         """Return whether it is over; begin what follows where that is due."""
