@@ -784,6 +784,29 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_first_owner.py",
     ),
     (
+        "have a rebalance wait for a commit that the group refuses",
+        "consumer.group.membership",
+        "        self._committer.break_off()\n",
+        "",
+        "unit/test_consumer_engine_edges.py::"
+        "test_a_hand_over_breaks_a_commit_off_that_the_group_would_refuse_and_no_other",
+    ),
+    (
+        "wait for acknowledgements of a commit that was broken off",
+        "kafka.commit_writer",
+        "            self._go_on()\n            self._contents.check()\n        telling",
+        "            self._go_on()\n        telling",
+        "unit/test_commit_writer.py::"
+        "test_a_commit_of_a_generation_that_is_over_ends_at_once_and_its_producer_goes_on",
+    ),
+    (
+        "break off a commit whose offsets the coordinator has taken",
+        "kafka.commit_writer",
+        "        if purged:\n            raise KafkaException(self._failures[0])\n",
+        "        if purged:\n            raise KafkaException(self._failures[0])\n        contents.check()\n",
+        "unit/test_commit_writer.py::test_a_commit_whose_offsets_are_sent_is_not_broken_off",
+    ),
+    (
         "change a subscription before slots are handed over",
         "consumer.group.membership",
         "elif self._may_change(wanted) and not self._membership.hand_over_all_but(wanted):",

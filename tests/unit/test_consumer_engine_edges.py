@@ -244,6 +244,28 @@ def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world)
     assert offsets.commits[1] == {slot(1).range: 2}
 
 
+@pytest.mark.parametrize("moved_on", [True, False])
+def test_a_hand_over_breaks_a_commit_off_that_the_group_would_refuse_and_no_other(world, moved_on):
+    stable(world, 0, 1)
+    handed_out(world, 2)
+    world.buffer.wait(0)
+    offsets, committer = world.group_offsets, world.engine.committer
+    offsets.commit_gate.clear()
+    world.engine.ask(lambda: committer.ask(world.slots.changed(world.slots))).result(10)
+    world.until(lambda: offsets.begun, "the automatic commit to be sent")
+    automatic = offsets.under_way
+    world.coordinator.generation += moved_on
+    world.coordinator.take(0)
+    world.polls(lambda: world.state is State.PARTITION_REVOKED, "the hand-over to ask for its commit")
+    assert automatic.is_set() is moved_on
+    if moved_on:
+        offsets.failures.append(FencedError("broken off", retriable=True))
+    offsets.commit_gate.set()
+    world.polls(lambda: not world.coordinator.held() - {1}, "the hand-over")
+    assert not offsets.under_way.is_set(), "the last commit"
+    assert offsets.commits[-1][slot(0).range] == 2
+
+
 def test_a_group_is_joined_while_the_view_is_read_and_no_slot_begins_before_all_of_it_is():
     with World() as world:
         world.metadata.ready = world.metadata.is_fresh = False

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -18,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
-from kpsplit.consumer.commit.payload import CommitPayloads, CommitUnit, failed, taken
+from kpsplit.consumer.commit.payload import CommitPayloads, CommitUnit, Times, When, failed, taken
 from kpsplit.consumer.commit.writes import (
     CommitMember,
     CommitPayloadError,
@@ -52,16 +54,6 @@ _GONE = KafkaError(
     KafkaError.ILLEGAL_GENERATION,
     "not committed: slots were lost or began anew before it was sent; their records are delivered again",
 )
-
-
-class When(NamedTuple):
-    """When a slot's cursors were taken: ``AssignedSlot.epoch`` and ``AssignedSlot.moves`` then."""
-
-    epoch: int
-    moves: int
-
-
-Times = Mapping[OwnedSlot, When]
 
 
 class Asked(NamedTuple):
@@ -185,6 +177,12 @@ class Committer:
 
     def idle(self) -> bool:
         return self._job is None and not self._asked
+
+    def break_off(self) -> None:
+        """Have the commit under way end at once where the group has moved on: not one with outputs."""
+        with suppress(FencedError):  # not in its group: the commit is refused with the reason
+            for unit in self._job.units if self._job is not None else ():
+                unit.break_off(self._group.metadata())
 
     def answered(self) -> Callable[[], bool]:
         """Return a function: has everything that is under way or asked for now its answer?
@@ -360,12 +358,12 @@ class Committer:
         return CommitUnit(_named(slots), future, payload)
 
     def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
-        member, metadata = self.member(), self._metadata_of(slots)
+        member, fence, broken_off = self.member(), self._metadata_of(slots), Event()
         with taken(self._slots.state_binding.commit(processed, slots)) as payload:
             future = self.executor.ask(
-                lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
+                lambda offsets: offsets.commit(processed, member, fence, COMMIT_SECONDS, payload, broken_off)
             )
-        return CommitUnit(_named(slots), future, payload)
+        return CommitUnit(_named(slots), future, payload, fence=fence, stop=broken_off.set)
 
     def _metadata_of(self, slots: Iterable[AssignedSlot]) -> Any:
         """Return what fences a commit of these; None where all were assigned by hand: nobody's."""

@@ -63,9 +63,7 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
-_HANDING_OVER = KafkaError(
-    KafkaError._STATE, "slots are being handed over at this moment; call again when that is done"
-)
+_HANDING_OVER = KafkaError(KafkaError._STATE, "slots are being handed over now; call again when that is done")
 
 
 class Patience:
@@ -283,6 +281,7 @@ class Membership:
 
     def _hand_over(self, leaving: list[AssignedSlot], call_back: bool) -> None:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
+        self._committer.break_off()
         self._revoking = State.PREPARE_REVOCATION
         working = self._slots.stop(leaving)
         if not self._wait(lambda: self._slots.sink.release(working), patience):
