@@ -317,9 +317,11 @@ class _Transaction:
 
     def _flush(self) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""
-        at_once = self._left() if self._contents.broken_off is None else LOOK_SECONDS
-        while left := self._producer.flush(min(self._left(), at_once)):
-            if self._deadline.left() <= 0:
+        while True:
+            seconds = self._left()
+            at_once = seconds if self._contents.broken_off is None else min(seconds, LOOK_SECONDS)
+            left = self._producer.flush(at_once)
+            if not left or at_once == seconds:
                 break
             self._go_on()
             self._contents.check()
