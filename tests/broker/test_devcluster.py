@@ -150,11 +150,7 @@ with DevCluster(1) as cluster:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("victim", "state"),
-    [
-        ("owner", "running"),
-        pytest.param("owner", "paused", marks=pytest.mark.nightly),
-        pytest.param("supervisor", "running", marks=pytest.mark.nightly),
-    ],
+    [("owner", "running"), ("owner", "paused"), ("supervisor", "running")],
 )
 def test_no_broker_outlives_a_killed(kafka_runtime: KafkaRuntime, victim: str, state: str) -> None:
     with subprocess.Popen(
