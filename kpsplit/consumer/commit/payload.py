@@ -81,7 +81,7 @@ class CommitUnit:
 
     def break_off(self, present: object) -> None:
         """Have it end at once if its member has other metadata at present: the group refuses it anyway."""
-        if self.stop is not None and self.fence is not None and self.fence != present:
+        if self.stop is not None and self.fence not in (None, present):
             self.stop()
 
     def done(self) -> bool:
