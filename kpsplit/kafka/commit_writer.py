@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Event
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -58,9 +57,6 @@ OFFSETS_SECONDS = 5.0
 
 GRACE_SECONDS = 2.0
 """How much longer than its time a call is waited for before its thread is given up."""
-
-LOOK_SECONDS = 0.02
-"""While records are not acknowledged: so often it is looked whether the group has moved on."""
 
 RETRY_MS = 10
 """A coordinator that still finishes the last transaction is asked again after so long."""
@@ -133,7 +129,6 @@ class CommitWriter:
         metadata: object,
         deadline: Deadline,
         also: Callable[[Producer], None] | None = None,
-        broken_off: Event | None = None,
     ) -> None:
         """Write range commits and the group's ordinary offsets, all or nothing.
 
@@ -145,8 +140,6 @@ class CommitWriter:
                 None, and no offsets, for a group that has no members: nothing is fenced.
             deadline: of the whole call.
             also: writes more records with the producer, inside the transaction.
-            broken_off: set by another thread when the metadata are of a generation that is over: the
-                coordinator would refuse the offsets. While they are not sent, the commit ends at once.
 
         Raises:
             FencedError: nothing was committed. ``retriable``: the metadata are of another generation; with
@@ -158,7 +151,7 @@ class CommitWriter:
         """
         if bool(offsets) != (metadata is not None):
             raise InvariantError("a commit without ordinary offsets would not be fenced")
-        contents = _Contents(records, tombstones, offsets, metadata, also, broken_off)
+        contents = _Contents(records, tombstones, offsets, metadata, also)
         while not self._committed(contents, deadline):
             if deadline.left() <= 0:
                 raise UnreachableError(
@@ -167,7 +160,6 @@ class CommitWriter:
 
     def _committed(self, contents: _Contents, deadline: Deadline) -> bool:
         """Commit; False if the library hangs before it is asked for it: another producer may do it."""
-        contents.check()
         transaction = _Transaction(self._ready(deadline), self._partitions, contents, deadline)
         seconds = max(deadline.left(), MIN_TIMEOUT) + ABORT_SECONDS + 2 * GRACE_SECONDS
         try:
@@ -211,12 +203,6 @@ class _Contents:
     offsets: Mapping[PhysicalPartition, int]
     metadata: object
     also: Callable[[Producer], None] | None
-    broken_off: Event | None
-
-    def check(self) -> None:
-        """Raise a retriable FencedError if the group is in another generation."""
-        if self.broken_off is not None and self.broken_off.is_set():
-            raise _moved_on("the commit was broken off", retriable=True)
 
 
 class _Transaction:
@@ -264,7 +250,6 @@ class _Transaction:
             contents.also(self._producer)
         self._flush()
         self._go_on()
-        self._contents.check()
         purged = any(error.code() == KafkaError._PURGE_QUEUE for error in self._failures)
         # Purged records do not say why: the transaction refuses the offsets with the reason.
         offsets = [TopicPartition(p.topic, p.partition, at) for p, at in sorted(contents.offsets.items())]
@@ -317,14 +302,7 @@ class _Transaction:
 
     def _flush(self) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""
-        while True:
-            seconds = self._left()
-            at_once = seconds if self._contents.broken_off is None else min(seconds, LOOK_SECONDS)
-            left = self._producer.flush(at_once)
-            if not left or at_once == seconds:
-                break
-            self._go_on()
-            self._contents.check()
+        left = self._producer.flush(self._left())
         telling = [error for error in self._failures if error.code() != KafkaError._PURGE_QUEUE]
         if telling:
             raise KafkaException(telling[0])
@@ -370,19 +348,15 @@ def _refused(error: KafkaError | None) -> KpsplitError:
     A producer whose epoch is over says nothing of it: the member owns what it owned.
     """
     if error is not None and error.code() in NO_MEMBER | _MOVED_ON:
-        return _moved_on(error.name(), retriable=error.code() in _MOVED_ON)
+        return FencedError(
+            f"could not commit ranges: the group has moved on ({error.name()})",
+            hint="what this member does not own any more is processed again by its new owner",
+            retriable=error.code() in _MOVED_ON,
+        )
     if error is not None and (reason := _too_long(error)) is not None:
         text = f"could not commit ranges: {reason}; nothing was committed"
         return UnreachableError(text, hint=_SLOW_HINT)
     return translate(error, "commit ranges")
-
-
-def _moved_on(why: str, *, retriable: bool) -> FencedError:
-    return FencedError(
-        f"could not commit ranges: the group has moved on ({why})",
-        hint="what this member does not own any more is processed again by its new owner",
-        retriable=retriable,
-    )
 
 
 def _too_long(error: KafkaError) -> str | None:

@@ -784,27 +784,28 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_first_owner.py",
     ),
     (
-        "have a rebalance wait for a commit that the group refuses",
+        "begin an automatic commit while slots are handed over",
         "consumer.group.membership",
-        "        self._committer.break_off()\n",
-        "",
+        "        self._committer.put_off()\n        self._revoking",
+        "        self._revoking",
         "unit/test_consumer_engine_edges.py::"
-        "test_a_hand_over_breaks_a_commit_off_that_the_group_would_refuse_and_no_other",
+        "test_an_automatic_commit_that_falls_due_in_a_hand_over_waits_for_the_next_interval",
     ),
     (
-        "wait for acknowledgements of a commit that was broken off",
-        "kafka.commit_writer",
-        "            self._go_on()\n            self._contents.check()\n        telling",
-        "            self._go_on()\n        telling",
-        "unit/test_commit_writer.py::"
-        "test_a_commit_of_a_generation_that_is_over_ends_at_once_and_its_producer_goes_on",
+        "begin an automatic commit right after slots were handed over",
+        "consumer.group.membership",
+        "        self._committer.put_off()\n        self._drop(",
+        "        self._drop(",
+        "unit/test_consumer_engine_edges.py::"
+        "test_an_automatic_commit_that_falls_due_in_a_hand_over_waits_for_the_next_interval",
     ),
     (
-        "break off a commit whose offsets the coordinator has taken",
-        "kafka.commit_writer",
-        "        if purged:\n            raise KafkaException(self._failures[0])\n",
-        "        if purged:\n            raise KafkaException(self._failures[0])\n        contents.check()\n",
-        "unit/test_commit_writer.py::test_a_commit_whose_offsets_are_sent_is_not_broken_off",
+        "begin an automatic commit before the answer of another is looked at",
+        "consumer.commit.committer",
+        "        elif not self._asked and self.settings.auto_commit",
+        "        if self._job is None and not self._asked and self.settings.auto_commit",
+        "unit/test_consumer_engine_edges.py::"
+        "test_an_automatic_commit_that_falls_due_in_a_hand_over_waits_for_the_next_interval",
     ),
     (
         "change a subscription before slots are handed over",

@@ -264,7 +264,6 @@ class GroupOffsets:
         self.wanted: list[Any] = []
         self.seconds = 0.0
         self.begun = 0
-        self.under_way = threading.Event()
         self.has_commits = True
         self.connected = False
 
@@ -285,10 +284,9 @@ class GroupOffsets:
         ]
 
     def commit(
-        self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any, broken_off: Any
+        self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None
     ) -> None:
         self.begun += 1
-        self.under_way = broken_off
         self.commit_gate.wait(2 * lane_samples.PATIENCE)  # longer than who waits for it
         time.sleep(self.seconds)
         self.generations.append(metadata)

@@ -54,15 +54,8 @@ class Scene:
         self.abandoned: list[Any] = []
         self._writer = CommitWriter(connection, "id", 16, self._make, self.abandoned.append)
 
-    def commit(
-        self,
-        seconds: float = SECONDS,
-        records: Sequence[RangeCommit] = (),
-        broken_off: threading.Event | None = None,
-    ) -> None:
-        self._writer.commit(
-            records, [], {PARENT: 7}, object(), Deadline(seconds), None, broken_off or threading.Event()
-        )
+    def commit(self, seconds: float = SECONDS, records: Sequence[RangeCommit] = ()) -> None:
+        self._writer.commit(records, [], {PARENT: 7}, object(), Deadline(seconds))
 
     def _make(self, _config: Any) -> Any:
         self.made.append(Fake(self._at.pop() if self._at else {}))
@@ -272,50 +265,3 @@ def test_a_producer_is_kept_where_the_brokers_said_how_it_ended(
     scene.commit()
     assert len(scene.made) == producers
     assert scene.abandoned == scene.made[:-1]
-
-
-def unacknowledged(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Have no record of the first transaction acknowledged; the event is set when that is waited for."""
-    waits = threading.Event()
-
-    def flush(producer: Fake, seconds: float) -> int:
-        waits.set()
-        time.sleep(min(seconds, 0.01))
-        return 1 if producer.asked.count("begin_transaction") == 1 else 0
-
-    monkeypatch.setattr(Fake, "flush", flush, raising=False)
-    return waits
-
-
-def test_a_commit_of_a_generation_that_is_over_ends_at_once_and_its_producer_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The coordinator would refuse it, and a rebalance waits for it."""
-    scene, broken_off = Scene(), threading.Event()
-    waits = unacknowledged(monkeypatch)
-    breaking = threading.Thread(target=lambda: waits.wait(SECONDS) and broken_off.set())
-    breaking.start()
-    with pytest.raises(FencedError, match="broken off") as caught:
-        scene.commit(records=[RECORD], broken_off=broken_off)
-    breaking.join()
-    assert caught.value.retriable, "with newer metadata the member may commit what it still owns"
-    assert scene.made[0].asked[-1] == "abort_transaction"
-    assert "send_offsets_to_transaction" not in scene.made[0].asked
-    scene.commit(records=[RECORD])
-    assert len(scene.made) == 1 and scene.made[0].asked[-1] == "commit_transaction"
-
-
-def test_a_commit_that_was_broken_off_before_it_began_begins_nothing() -> None:
-    scene, broken_off = Scene(), threading.Event()
-    broken_off.set()
-    with pytest.raises(FencedError, match="broken off"):
-        scene.commit(broken_off=broken_off)
-    assert scene.made == []
-
-
-def test_a_commit_whose_offsets_are_sent_is_not_broken_off() -> None:
-    """The coordinator has looked at its generation: what it took may be committed."""
-    broken_off = threading.Event()
-    scene = Scene(send_offsets_to_transaction=broken_off.set)
-    scene.commit(broken_off=broken_off)
-    assert broken_off.is_set() and scene.made[0].asked[-1] == "commit_transaction"

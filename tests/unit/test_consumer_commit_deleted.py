@@ -46,7 +46,7 @@ class Brokers:
         return futures
 
     def commit(
-        self, _r: Any, _t: Any, offsets: Mapping[PhysicalPartition, int], _m: Any, _d: Any, also: Any, *_: Any
+        self, _r: Any, _t: Any, offsets: Mapping[PhysicalPartition, int], _m: Any, _d: Any, also: Any = None
     ) -> None:
         self.tried.append(offsets)
         if also is not None:

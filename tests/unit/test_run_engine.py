@@ -44,7 +44,7 @@ class Log:
         self.begun += 1
         sent: list[bytes] = []
         load.write(Producer(sent), Deadline(seconds))
-        self._group_offsets.commit(processed, member, metadata, seconds, None, None)
+        self._group_offsets.commit(processed, member, metadata, seconds)
         self.written += sent
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from threading import Event
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -20,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
-from kpsplit.consumer.commit.payload import CommitPayloads, CommitUnit, Times, When, failed, taken
+from kpsplit.consumer.commit.payload import CommitPayloads, CommitUnit, settled, taken
 from kpsplit.consumer.commit.writes import (
     CommitMember,
     CommitPayloadError,
@@ -54,6 +52,16 @@ _GONE = KafkaError(
     KafkaError.ILLEGAL_GENERATION,
     "not committed: slots were lost or began anew before it was sent; their records are delivered again",
 )
+
+
+class When(NamedTuple):
+    """When a slot's cursors were taken: ``AssignedSlot.epoch`` and ``AssignedSlot.moves`` then."""
+
+    epoch: int
+    moves: int
+
+
+Times = Mapping[OwnedSlot, When]
 
 
 class Asked(NamedTuple):
@@ -122,21 +130,28 @@ class Committer:
     # -- when, and of what -------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Take the answer of the commit under way; begin the next that is asked for, or due."""
-        if self._job is not None and self._job.done():
-            self._answered(self._job)
+        """Take the answer of the commit under way; begin the next that is asked for, or due.
+
+        What is only due begins in a later turn: a hand-over that waits for the answer ends in between.
+        """
         if self._job is not None:
-            return
-        if not self._asked and self.settings.auto_commit and self._due():
+            if not self._job.done():
+                return
+            self._answered(self._job)
+        elif not self._asked and self.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
-            self._next = monotonic() + self.settings.auto_commit_interval
+            self.put_off()
             self.ask(self._slots.changed(h for h in self._slots if h.may_commit))
-        if self._asked:
+        if self._asked and self._job is None:
             self._begin_asked()
 
     def _due(self) -> bool:
         now = monotonic()
         return now >= self._next or (now >= self._soonest and self._slots.state_binding.wants_commit())
+
+    def put_off(self) -> None:
+        """Begin the next automatic commit an interval from now: while a group changes it may refuse one."""
+        self._next = monotonic() + self.settings.auto_commit_interval
 
     def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
         """Commit these cursors, or what is further, as soon as the commit under way is over.
@@ -168,7 +183,7 @@ class Committer:
         """Return what of a slot was committed, may have been, is under way, and is asked for."""
         slot, epoch = assigned.slot, assigned.epoch
         known = [(assigned.moves_committed, assigned.committed), *assigned.uncertain.items()]
-        sent: list[_Job | Asked] = [*([] if self._job is None else [self._job]), *self._asked]
+        sent = [one for one in (self._job, *self._asked) if one is not None]
         named = [one for one in sent if slot in one.cursors and slot in one.times]
         return [
             *((When(epoch, moves), cursors) for moves, cursors in known),
@@ -178,16 +193,10 @@ class Committer:
     def idle(self) -> bool:
         return self._job is None and not self._asked
 
-    def break_off(self) -> None:
-        """Have the commit under way end at once where the group has moved on: not one with outputs."""
-        with suppress(FencedError):  # not in its group: the commit is refused with the reason
-            for unit in self._job.units if self._job is not None else ():
-                unit.break_off(self._group.metadata())
-
     def answered(self) -> Callable[[], bool]:
         """Return a function: has everything that is under way or asked for now its answer?
 
-        Where commits take longer than their interval the next one begins in the same turn: never idle.
+        Where the application asks for commits all the time it is never idle.
         """
         last = self.begun + 1 if self._asked else self.begun
         return lambda: self.begun > last or (self.begun == last and self._job is None)
@@ -240,7 +249,7 @@ class Committer:
         except BaseException as error:
             # The next turn answers, when what was sent before is over.
             sent = {slot for unit in job.units for slot in unit.slots}
-            job.units.append(CommitUnit(tuple(held.keys() - sent), failed(error)))
+            job.units.append(CommitUnit(tuple(held.keys() - sent), settled(error)))
             if not isinstance(error, (KpsplitError, KafkaException)):
                 raise
 
@@ -358,12 +367,12 @@ class Committer:
         return CommitUnit(_named(slots), future, payload)
 
     def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
-        member, fence, broken_off = self.member(), self._metadata_of(slots), Event()
+        member, metadata = self.member(), self._metadata_of(slots)
         with taken(self._slots.state_binding.commit(processed, slots)) as payload:
             future = self.executor.ask(
-                lambda offsets: offsets.commit(processed, member, fence, COMMIT_SECONDS, payload, broken_off)
+                lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
             )
-        return CommitUnit(_named(slots), future, payload, fence=fence, stop=broken_off.set)
+        return CommitUnit(_named(slots), future, payload)
 
     def _metadata_of(self, slots: Iterable[AssignedSlot]) -> Any:
         """Return what fences a commit of these; None where all were assigned by hand: nobody's."""
@@ -387,11 +396,7 @@ class Committer:
         """Commit ordinary offsets of the slots that are still held as they were when state was flushed."""
         ours = {h.parent for h in self._slots.still(slots)}
         left = {parent: offset for parent, offset in offsets.items() if parent in ours}
-        if left:
-            return self._commit_offsets(left)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return self._commit_offsets(left) if left else settled()
 
     def _commit_offsets(self, offsets: Mapping[PhysicalPartition, int]) -> Future[None]:
         texts = {p: text for p, (offset, text) in self._metadata.items() if offsets.get(p) == offset}
@@ -419,7 +424,6 @@ class LagOffsetRepair:
     ``commit.writes``.
 
     Owned by the engine's thread; the log is read in the executor's thread.
-
     Nothing is done where commits carry outputs or state: those would have to be written a second time.
     """
 
@@ -482,9 +486,7 @@ class LagOffsetRepair:
             found = answer.result()
         except KpsplitError:
             return  # whatever has to read the log next reports it
-        cursors = {
-            h.slot: h.committed for parent, again in found.items() for h in self._one_of(parent, again)
-        }
+        cursors = {h.slot: h.committed for item in found.items() for h in self._one_of(*item)}
         if cursors:
             self.repaired += 1
             self._committer.ask(cursors, Future())  # a future, so that on_commit is not called for it

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from threading import Event
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -271,11 +270,10 @@ class GroupOffsets:
         metadata: object,
         seconds: float,
         payload: CommitPayload | None = None,
-        broken_off: Event | None = None,
     ) -> None:
         """Commit what was processed of enrolled partitions, all in one transaction, with its payload.
 
-        ``metadata``: of the member; None for what was assigned by hand. ``broken_off``: see ``CommitWriter``.
+        ``metadata``: of the member that commits; None for what was assigned by hand.
 
         Raises:
             FencedError: the slots are another member's, or the group has members and this is none of them.
@@ -285,9 +283,10 @@ class GroupOffsets:
         also = None if payload is None else _also(payload, deadline)
 
         def attempt(fence: object) -> None:
-            if (wanted := self._writes(processed, member)) is not None:
+            wanted = self._writes(processed, member)
+            if wanted is not None:
                 self._commit_writer().commit(
-                    wanted.records, wanted.tombstones, wanted.offsets, fence, deadline, also, broken_off
+                    wanted.records, wanted.tombstones, wanted.offsets, fence, deadline, also
                 )
                 self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
 
@@ -356,7 +355,8 @@ class GroupOffsets:
         enrolled = [p for p in processed if not p.mode.plain]
 
         def attempt(fence: object) -> None:
-            wanted = (self._writes(processed, member) if enrolled else None) or Writes((), (), {})
+            wanted = self._writes(processed, member) if enrolled else None
+            wanted = wanted or Writes((), (), {})
             if self._output_writer is None:
                 name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
                 self._output_writer = CommitWriter(

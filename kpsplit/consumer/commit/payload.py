@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException, Message
 
@@ -53,36 +53,18 @@ class CommitPayloads:
             payload.aborted()
 
 
-class When(NamedTuple):
-    """When a slot's cursors were taken: ``AssignedSlot.epoch`` and ``AssignedSlot.moves`` then."""
-
-    epoch: int
-    moves: int
-
-
-Times = Mapping[OwnedSlot, When]
-
-
 @dataclass(slots=True)
 class CommitUnit:
     """What is committed all or nothing.
 
     ``payload``: what goes along in its transaction, None if there is none. ``then``: what follows when
-    ``future`` has succeeded. ``fence``: the member's metadata with which it is sent, if it can be ended
-    early: by ``stop``.
+    ``future`` has succeeded.
     """
 
     slots: tuple[OwnedSlot, ...]
     future: Future[None]
     payload: CommitPayload | None = None
     then: Callable[[], Future[None]] | None = None
-    fence: object = None
-    stop: Callable[[], None] | None = None
-
-    def break_off(self, present: object) -> None:
-        """Have it end at once if its member has other metadata at present: the group refuses it anyway."""
-        if self.stop is not None and self.fence not in (None, present):
-            self.stop()
 
     def done(self) -> bool:
         """Return whether it is over; begin what follows where that is due."""
@@ -92,7 +74,7 @@ class CommitUnit:
                 try:
                     self.future = then()
                 except (KpsplitError, KafkaException) as error:
-                    self.future = failed(error)
+                    self.future = settled(error)
         return self.future.done()
 
 
@@ -107,7 +89,10 @@ def taken(payload: Taken) -> Iterator[Taken]:
         raise
 
 
-def failed(error: BaseException) -> Future[None]:
+def settled(error: BaseException | None = None) -> Future[None]:
     future: Future[None] = Future()
-    future.set_exception(error)
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
     return future

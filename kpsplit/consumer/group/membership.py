@@ -281,7 +281,7 @@ class Membership:
 
     def _hand_over(self, leaving: list[AssignedSlot], call_back: bool) -> None:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
-        self._committer.break_off()
+        self._committer.put_off()
         self._revoking = State.PREPARE_REVOCATION
         working = self._slots.stop(leaving)
         if not self._wait(lambda: self._slots.sink.release(working), patience):
@@ -298,6 +298,7 @@ class Membership:
         if not self._commit(leaving, patience):
             self.give_up("the commit of slots that are taken away was not answered in time")
             return
+        self._committer.put_off()
         self._drop(leaving)
         self._slots.handed_over += len(leaving)
 
