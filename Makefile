@@ -8,7 +8,7 @@
 #   make lint     style, types, import contracts, the shape of the package
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    all benchmarks in less than 40 minutes; writes docs/benchmarks.md (BENCH_ARGS="--only read": some rows;
-#                 BENCH=dead_producers, large, open_transaction, stalled, state_handover, takeover, week: what it leaves out)
+#                 BENCH=dead_producers, large, open_transaction, pause_rounds, stalled, state_handover, takeover, week: what it leaves out)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
 #   make audit    known vulnerabilities of the locked packages and the pinned jars; make sbom: what they are (CycloneDX, dist/)
 #   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)
@@ -85,7 +85,8 @@ test-load: jars
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LOAD_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 nightly: jars
-	$(BIN)/python -m pytest -m nightly $(NIGHT) $(PYTEST_ARGS) tests
+	$(BIN)/python -m pytest -m nightly -n $(CLUSTER_WORKERS) --dist loadfile $(NIGHT) $(PYTEST_ARGS) tests $(LOAD_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -m nightly $(NIGHT) $(PYTEST_ARGS) $(LOAD_TESTS)
 	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(NIGHT) $(PYTEST_ARGS) tests/sim/test_simulation.py
 	$(MAKE) chaos
 	$(MAKE) chaos MINUTES=10 CHAOS_ARGS="--mix slow"

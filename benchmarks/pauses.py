@@ -1,7 +1,8 @@
 """How long writers pause at a split and a merge, against the protocol's bare round trips on the same brokers.
 
-Producers, a process each, write to all partitions of a topic; one partition is split and merged again and
-again. Beside the pauses: the latency of the other partitions during operations, and in stretches without any.
+Producers in processes of their own write to all partitions of a topic; one partition is split and merged
+again and again. Beside the pauses: the latency of the other partitions during operations, and in stretches
+without any.
 
     python -m benchmarks.pauses [--quick] [--only pause.10] [--bootstrap-server HOST:PORT]
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.context import SpawnContext
 from statistics import median
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
@@ -44,9 +47,15 @@ Portions, and a linger below them, keep librdkafka from polling without a pause 
 """
 LINGER_MS = 10
 CHAINS = 5
+COUNTS = (1, 10, 100)
+OPERATIONS = 20
 SETTLE_SECONDS = 1.0
 """Between an operation and what is measured next: leaders, deletions and caches come to rest."""
-START_SECONDS, ROUNDS_SECONDS = 60.0, 180.0
+START_SECONDS, EACH_STARTS, ROUNDS_SECONDS = 60.0, 1.0, 180.0
+PROCESSES = 10
+"""At most; producers that share one have a thread each."""
+WARM_UP = 2
+"""Operations that do not count: they find cold connections and caches."""
 LEAST_POLL = 0.001
 """poll() counts in milliseconds."""
 
@@ -54,8 +63,28 @@ Latencies = dict[int, list[tuple[float, float]]]
 """By partition, of each record: when it was sent (monotonic), and the seconds up to its report."""
 
 
-def write(bootstrap: str, topic: str, count: int, ready: Any, done: Any, found: Any) -> None:
-    """Be one of so many producers; at the end hand over (partition, sent, seconds) of each record."""
+class Written(NamedTuple):
+    """What one producer noted: (partition, sent, seconds) of each record, and its pauses in milliseconds."""
+
+    records: array[float]
+    pauses: tuple[int, ...]
+
+
+def write(bootstrap: str, topic: str, count: int, here: int, ready: Any, done: Any, found: Any) -> None:
+    """Be some of so many producers; hand over at the end what they noted."""
+    with ThreadPoolExecutor(here) as threads:
+        # One after the other: clients that are made together wait for each other.
+        started, written = [Event() for _ in range(here)], []
+        for event in started:
+            written.append(threads.submit(_write, bootstrap, topic, count, event, done))
+            event.wait(START_SECONDS)
+        if all(event.is_set() for event in started):
+            ready.set()
+        for one in written:
+            found.put(one.result())
+
+
+def _write(bootstrap: str, topic: str, count: int, started: Event, done: Any) -> Written:
     noted = array("d")
 
     def report(sent_at: float, error: Any, message: Any) -> None:
@@ -71,26 +100,32 @@ def write(bootstrap: str, topic: str, count: int, ready: Any, done: Any, found: 
             key = KEYS[number * 7919 % len(KEYS)]
             producer.produce(topic, VALUE, key, on_delivery=lambda e, m, at=at: report(at, e, m))
             number += 1
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and not (noted and not started.is_set()):
             producer.poll(max(left, LEAST_POLL))
         if noted:
-            ready.set()
+            started.set()
+    pauses = producer.layout_stats().pauses_ms
     producer.close()
-    found.put(noted.tobytes())
+    return Written(noted, pauses)
 
 
 class Writers:
-    """All producers; ``latencies`` has what they noted when they are done."""
+    """All producers; ``latencies`` and ``pauses`` have what they noted when they are done."""
 
     def __init__(self, bootstrap: str, topic: str, count: int) -> None:
         self.latencies: Latencies = {}
+        self.pauses: list[int] = []
+        """Milliseconds, by the producers' own word: also those that the operator did not wait for."""
         self._count = count
         processes: SpawnContext = get_context("spawn")
         self._done, self._found = processes.Event(), processes.Queue()
-        self._ready = [processes.Event() for _ in range(count)]
+        of_each = [len(range(n, count, PROCESSES)) for n in range(min(count, PROCESSES))]
+        self._ready = [processes.Event() for _ in of_each]
         self._processes = [
-            processes.Process(target=write, args=(bootstrap, topic, count, ready, self._done, self._found))
-            for ready in self._ready
+            processes.Process(
+                target=write, args=(bootstrap, topic, count, here, ready, self._done, self._found)
+            )
+            for here, ready in zip(of_each, self._ready, strict=True)
         ]
 
     @contextmanager
@@ -99,21 +134,22 @@ class Writers:
         for process in self._processes:
             process.start()
         try:
-            if not all(ready.wait(START_SECONDS) for ready in self._ready):
+            end = time.monotonic() + START_SECONDS + EACH_STARTS * self._count
+            if not all(ready.wait(max(end - time.monotonic(), 0)) for ready in self._ready):
                 raise SystemExit("the producers did not start")
             yield
         finally:
             self._done.set()
-            for _ in self._processes:
+            for _ in range(self._count):
                 self._take(self._found.get(timeout=START_SECONDS))
             for process in self._processes:
                 process.join()
 
-    def _take(self, noted: bytes) -> None:
-        values = array("d")
-        values.frombytes(noted)
+    def _take(self, written: Written) -> None:
+        values = written.records
         for partition, sent, seconds in zip(values[::3], values[1::3], values[2::3], strict=True):
             self.latencies.setdefault(int(partition), []).append((sent, seconds))
+        self.pauses += written.pauses[WARM_UP:]
 
     def p99_of_others(self, window: tuple[float, float]) -> float:
         """Return p99 of the records that were sent within a window to partitions that were not split."""
@@ -201,25 +237,25 @@ class BareTrips:
 class Rounds:
     """Splits and merges of one partition, each in turn with a stretch and with round trips without one."""
 
-    def __init__(self, bench: Bench, operations: Admin, topic: str, trips: BareTrips) -> None:
+    def __init__(self, operations: Admin, topic: str, trips: BareTrips, wanted: int) -> None:
         self._operations = operations
         self._parent = PhysicalPartition(topic, PARENT)
         self._trips = trips
-        self._rounds = bench.size(10, 1)
+        self._wanted = wanted
         self._splitting = True
-        self._length = float(bench.size(3, 1))
+        self._length = 1.0
         self.pauses: list[list[float]] = []
-        """Of each operation, the milliseconds of each producer."""
+        """Of each operation, the milliseconds of each producer that reported in time."""
         self.bare: list[float] = []
         self.windows: list[tuple[tuple[float, float], tuple[float, float]]] = []
         """Of each operation its own stretch, and the one without an operation."""
 
-    def run(self) -> None:
-        """Run all rounds."""
-        self._operate()  # the first one finds cold connections and caches
-        self._operate()
+    def run(self, seconds: float) -> None:
+        """Split and merge as often as is wanted, or for so long."""
+        for _ in range(WARM_UP):
+            self._operate()
         self.pauses.clear()
-        for window, (quiet, bare) in in_turn(self._operate, self._rest, 2 * self._rounds, ROUNDS_SECONDS):
+        for window, (quiet, bare) in in_turn(self._operate, self._rest, self._wanted, seconds):
             self.windows.append((window, quiet))
             self.bare.append(1000 * bare)
 
@@ -248,14 +284,16 @@ class Rounds:
 
 def note_rounds(bench: Bench, count: int, rounds: Rounds, writers: Writers) -> None:
     """Note the rows of so many producers."""
-    pauses = [ms for of_one in rounds.pauses for ms in of_one]
+    operations, reported = len(rounds.pauses), [ms for of_one in rounds.pauses for ms in of_one]
     middle = [(median(ms), bare) for ms, bare in zip(rounds.pauses, rounds.bare, strict=True) if ms]
     note = (
-        f"{len(rounds.pauses)} operations; p50 of the pauses {median(pauses):.0f} ms, "
+        f"{operations} operations; p50 of the pauses {median(writers.pauses):.0f} ms, "
         f"of the bare round trips {median(rounds.bare):.0f} ms"
     )
     bench.note(f"pause.{count}.ratio", [ms / bare for ms, bare in middle], note=note)
-    bench.note(f"pause.{count}.p99", pauses)
+    late = len(writers.pauses) - len(reported)
+    reports = f"{len(writers.pauses)} pauses, of which {late} were reported after the operator's second"
+    bench.note(f"pause.{count}.p99", [float(ms) for ms in writers.pauses], note=reports)
     p99s = [(writers.p99_of_others(a), writers.p99_of_others(b)) for a, b in rounds.windows]
     quiet = f"p99 without an operation {1000 * median(b for _, b in p99s):.0f} ms"
     bench.note(f"others.{count}", [a / b for a, b in p99s], note=quiet)
@@ -263,21 +301,21 @@ def note_rounds(bench: Bench, count: int, rounds: Rounds, writers: Writers) -> N
 
 def counts(bench: Bench) -> Sequence[int]:
     """Return how many producers are wanted."""
-    return [n for n in (1, 10) if bench.wants(f"pause.{n}.ratio", f"pause.{n}.p99", f"others.{n}")]
+    return [n for n in COUNTS if bench.wants(f"pause.{n}.ratio", f"pause.{n}.p99", f"others.{n}")]
 
 
-def measure(bench: Bench) -> None:
-    """Measure all rows of pauses."""
+def measure(bench: Bench, operations: int = OPERATIONS, seconds: float = ROUNDS_SECONDS) -> None:
+    """Measure all rows of pauses; of each number of producers so many operations, or for so long."""
     trips = BareTrips(bench.bootstrap)
-    with Admin({"bootstrap.servers": bench.bootstrap}, 120.0) as operations:
+    with Admin({"bootstrap.servers": bench.bootstrap}, 120.0) as admin:
         for count in counts(bench):
             topic = f"bench-pause-{count}-{time.time_ns()}"
             create_topics(bench.bootstrap, [topic])
             enrol(bench.bootstrap, [topic])
             writers = Writers(bench.bootstrap, topic, count)
-            rounds = Rounds(bench, operations, topic, trips)
+            rounds = Rounds(admin, topic, trips, bench.size(operations, 2))
             with writers.running():
-                rounds.run()
+                rounds.run(seconds)
             note_rounds(bench, count, rounds, writers)
 
 
