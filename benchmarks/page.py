@@ -252,7 +252,7 @@ SECTIONS = (
         "second after one operation, to the bare round trips right before or after it. The other "
         "partitions' p99 is the time from `produce()` to the report, of records that were sent from the "
         "operator's first step to its last, to a stretch of the same length without an operation, before or "
-        "after it. `make bench BENCH=pause_rounds` measures the same with 200 rounds.",
+        "after it.",
         "The bare round trips are those that the protocol puts one after the other into a pause "
         "([protocol.md, section 7.3](protocol.md#73-how-long-the-pause-is)), made by plain clients with open"
         " connections and `linger.ms=0`, beside the same writers: one record acknowledged (what is in "
@@ -286,8 +286,8 @@ SECTIONS = (
             "in about eight writes with acks=all, one after the other ([protocol.md, section "
             "7.3](protocol.md#73-how-long-the-pause-is)). Brokers, writers and the operator share two "
             "processors here: the longest pauses fall together with the longest reports of partitions "
-            "that no operation touches. With 100 producers an operation waits for 100 answers and at least as "
-            "many markers, and all of them for the same processors; that was not profiled."
+            "that no operation touches. With 100 producers an operation waits for 100 answers and at least "
+            "as many markers, and all of them for the same processors; that was not profiled."
         ),
     ),
     Section(
@@ -457,6 +457,8 @@ NOT_MEASURED = (
     "How long a partition stays fenced whose operator died, on slow brokers: `make bench BENCH=takeover`.",
     "The pause of other partitions beside an application's open transaction: "
     "`make bench BENCH=open_transaction`.",
+    "Writers' pauses in 200 splits and 200 merges: `make bench BENCH=pause_rounds`, about 25 minutes for "
+    "each number of producers.",
     "A start on logs as a week of many groups and producers leaves them: `make bench BENCH=week`.",
     "The memory of a consumer whose application has stopped: `make bench BENCH=stalled`.",
 )

@@ -1297,7 +1297,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "answer nobody where a commit could not be sent",
         "consumer.commit.committer",
-        "            job.units.append(CommitUnit(tuple(held.keys() - sent), failed(error)))\n",
+        "            job.units.append(CommitUnit(tuple(held.keys() - sent), settled(error)))\n",
         "            self._job = None\n",
         "unit/test_state_engine_plain.py",
     ),
