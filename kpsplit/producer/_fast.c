@@ -28,30 +28,30 @@ static PyObject *zero, *anywhere, *monotonic_name, *offset_name;
 
 /* -- what is learned of the Python side -------------------------------------------------------------- */
 
-/* The slots of RouteWriter, of PartitionSendState, and of ProducerState. Their __init__ sets each, nothing
-   deletes one. */
-enum { OPEN, SENT, DONE, W_TOPIC, W_PARTITION, STAMP_PREFIX, GOOD_UNTIL, IDENTITY, LAST_NUMBER, LAST_OFFSET,
+/* The slots of RouteWriter, of PartitionSendState, of ProducerState, and of ReportLease. Their __init__ sets each,
+   nothing deletes one. */
+enum { OPEN, SENT, DONE, W_TOPIC, W_PARTITION, STAMP_PREFIX, LEASE, IDENTITY, LAST_NUMBER, LAST_OFFSET,
        SEGMENT, PARENT, WRITER_SLOTS, NEXT_SEQUENCE = WRITER_SLOTS, BOUNDS, WRITERS, SEND_STATE_SLOTS,
-       LEASE_UNTIL = SEND_STATE_SLOTS, COLLECTING, FORKED, SLOTS };
+       LEASE_UNTIL = SEND_STATE_SLOTS, COLLECTING, FORKED, STATE_SLOTS, UNTIL = STATE_SLOTS, SLOTS };
 static const char *const slot_names[SLOTS] = {
-    "open", "sent", "done", "topic", "partition", "stamp_prefix", "good_until", "identity", "last_number",
+    "open", "sent", "done", "topic", "partition", "stamp_prefix", "lease", "identity", "last_number",
     "last_offset", "segment", "parent", "next_sequence", "bounds", "writers", "lease_until",
-    "collecting", "forked"};
+    "collecting", "forked", "until"};
 static Py_ssize_t slot_at[SLOTS];
-static PyTypeObject *writer_type, *send_state_type, *state_type;
+static PyTypeObject *writer_type, *send_state_type, *state_type, *lease_type;
 static PyObject *names, *complete_stamp, *wrapped_one, *system_clock;
 static int clock_id; /* the system's clock of system_clock, -1: it has none */
 #define SLOT(object, slot) (*(PyObject **)((char *)(object) + slot_at[slot]))
 
 static PyObject *learn(PyObject *module, PyObject *given)
 {
-    PyObject *type[3], *scope, *complete, *wrapped, *clock;
+    PyObject *type[4], *scope, *complete, *wrapped, *clock;
     int id;
-    if (!PyArg_ParseTuple(given, "O!O!O!O!OO(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
-                          &type[2], &PyDict_Type, &scope, &complete, &wrapped, &clock, &id)) return NULL;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!O!OO(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
+                          &type[2], &PyType_Type, &type[3], &PyDict_Type, &scope, &complete, &wrapped, &clock, &id)) return NULL;
     for (int i = 0; i < SLOTS; i++) {
         PyObject *member = PyObject_GetAttrString(
-            type[(i >= WRITER_SLOTS) + (i >= SEND_STATE_SLOTS)], slot_names[i]);
+            type[(i >= WRITER_SLOTS) + (i >= SEND_STATE_SLOTS) + (i >= STATE_SLOTS)], slot_names[i]);
         if (!member) return NULL;
         if (!Py_IS_TYPE(member, &PyMemberDescr_Type)) {
             Py_DECREF(member);
@@ -63,6 +63,7 @@ static PyObject *learn(PyObject *module, PyObject *given)
     Py_XSETREF(writer_type, (PyTypeObject *)Py_NewRef(type[0])); /* the same again for each Producer */
     Py_XSETREF(send_state_type, (PyTypeObject *)Py_NewRef(type[1]));
     Py_XSETREF(state_type, (PyTypeObject *)Py_NewRef(type[2]));
+    Py_XSETREF(lease_type, (PyTypeObject *)Py_NewRef(type[3]));
     Py_XSETREF(names, Py_NewRef(scope));
     Py_XSETREF(complete_stamp, Py_NewRef(complete));
     Py_XSETREF(wrapped_one, Py_NewRef(wrapped));
@@ -140,10 +141,13 @@ static void report_dealloc(Report *self)
 /* Rule (a): acknowledged under a valid lease, and its segment is open and not fenced. 1: yes; -1: an error. */
 static int is_final(PyObject *error, PyObject *writer)
 {
+    PyObject *lease;
     double at, until;
     if (error != Py_None) return 0;
     if (now(&at) < 0) return -1;
-    until = PyFloat_AsDouble(SLOT(writer, GOOD_UNTIL));
+    lease = SLOT(writer, LEASE);
+    if (!Py_IS_TYPE(lease, lease_type)) return PyErr_Format(PyExc_TypeError, "no ReportLease"), -1;
+    until = PyFloat_AsDouble(SLOT(lease, UNTIL));
     return until == -1.0 && PyErr_Occurred() ? -1 : at < until;
 }
 
@@ -612,7 +616,7 @@ static PyObject *new_poll(PyObject *module, PyObject *given)
 
 static PyMethodDef functions[] = {
     {"learn", learn, METH_VARARGS, 
-     "learn(writer_type, send_state_type, state_type, names, complete_stamp, wrapped_one, (system_clock, its id))"},
+     "learn(writer_type, send_state_type, state_type, lease_type, names, complete_stamp, wrapped_one, (system_clock, its id))"},
     {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, every))"},
     {"produce", new_produce, METH_VARARGS,
      "produce(python, state, take, give, send, report, only_errors, plain_report, fast_routes, fast_plain, wanted, "

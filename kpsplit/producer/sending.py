@@ -34,7 +34,7 @@ from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
 from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send
 from kpsplit.producer.send_state import PartitionSendState
-from kpsplit.producer.state import ProducerState, RouteWriter, SendState
+from kpsplit.producer.state import ProducerState, ReportLease, RouteWriter, SendState
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.records.data import STAMP_HEADER
@@ -181,7 +181,7 @@ class StampedSender:
         def report(record: Bound, error: Any, message: Any) -> None:
             _, writer, sequence, callback, _ = record
             # By its name, not bound before: a simulation shows the clock of whichever process runs.
-            if error is None and monotonic() < writer.good_until:
+            if error is None and monotonic() < writer.lease.until:
                 writer.done += 1
                 writer.last_number = sequence
                 writer.last_offset = message.offset()
@@ -200,8 +200,8 @@ class StampedSender:
         if compiled.fast is None:
             return partial(MethodType, self.report)
         compiled.fast.learn(
-            RouteWriter, PartitionSendState, ProducerState, globals(), complete_stamp, wrapped_one,
-            compiled.SYSTEM_CLOCK,
+            RouteWriter, PartitionSendState, ProducerState, ReportLease, globals(), complete_stamp,
+            wrapped_one, compiled.SYSTEM_CLOCK,
         )  # fmt: skip
         return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -44,14 +44,25 @@ STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
 
 
-class RouteWriter(SegmentWriter[PendingRecord]):
-    """A segment's writer with what the fast path needs at hand.
+class ReportLease:
+    """Until when (monotonic) acknowledgements that are taken in hand are final at once; one per producer.
 
-    ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
-    library's thread, 0 while the segment is fenced or closed.
+    Reports look at it without the producer, which they must not keep alive.
     """
 
-    __slots__ = ("_stamped", "good_until", "identity", "parent", "partition", "stamp_prefix", "topic")
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+
+NEVER = ReportLease()  # of segments that are fenced or closed, and of suspended partitions; never changed
+
+
+class RouteWriter(SegmentWriter[PendingRecord]):
+    """A segment's writer with what the fast path needs at hand. ``lease``: the producer's, or ``NEVER``."""
+
+    __slots__ = ("_stamped", "identity", "lease", "parent", "partition", "stamp_prefix", "topic")
 
     def __init__(self, segment: Segment, parent: PhysicalPartition) -> None:
         super().__init__(segment)
@@ -61,7 +72,7 @@ class RouteWriter(SegmentWriter[PendingRecord]):
         self.identity = is_identity(segment, parent)
         self.stamp_prefix = b""
         self._stamped: tuple[int, int] | None = None
-        self.good_until = 0.0
+        self.lease = NEVER
 
     def stamp_as(self, state: PartitionState, instance: int) -> None:
         """Stamp later records with the epoch of a view, and with its name for this physical partition."""
@@ -205,6 +216,7 @@ class ProducerState:
         self.failures = 0
         self.refused: dict[str, KpsplitError] = {}
         self.lease_until = 0.0
+        self.report_lease = ReportLease()
         self.ended = False
         self.accepting = True
         self.in_transaction = False
@@ -241,6 +253,7 @@ class ProducerState:
         if isinstance(route, TopicRoute):
             for send_state in route.send_states:
                 send_state.suspend(True)  # the fast path may have found it a moment ago
+                self.refresh(send_state)  # no renewal resolves what waits there
                 send_state.backlog.leave()
                 self.tally.active.pop(send_state, None)
 
@@ -270,11 +283,10 @@ class ProducerState:
     def refresh(self, send_state: SendState) -> None:
         """Tell the fast path of a partition what its fence says (``lock`` held)."""
         for writer in send_state.closing:
-            writer.good_until = 0.0
+            writer.lease = NEVER
         for writer in send_state.writers:
             writer.stamp_as(send_state.state, self.instance)
-        # 0 while this thread collects: callbacks may run in the application's thread only.
-        trust([send_state], 0.0 if self.collecting else self.lease_until)
+            writer.lease = NEVER if writer.fenced or send_state.suspended else self.report_lease
 
     def refuse_in_child(self) -> None:
         """Refuse everything from now on: this is a child process, and the threads stayed in the parent."""
@@ -309,17 +321,16 @@ class ProducerState:
         if not self.lease_valid():  # nor to see this: what rested on the last lease ends with it
             self.lapse()
         self.lease_until = until
-        others = self.send_states()
-        changed = dict.fromkeys([*self.active(), *(f for f in others if f.suspended)])
-        for send_state in changed:
+        suspended = (f for f in self.send_states() if f.suspended)
+        for send_state in dict.fromkeys([*self.active(), *suspended]):
             send_state.suspend(False)
             self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
             self.refresh(send_state)
-        trust([f for f in others if f not in changed] if changed else others, until)
+        self.report_lease.until = until  # last: no later record is reported before what waited
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
-        self.lease_until = 0.0
+        self.lease_until = self.report_lease.until = 0.0
         # Without a lease the view may be old: a topic that passed through may be enrolled by now.
         for topic in [t for t, r in self.routes.items() if r is PASS_THROUGH]:
             self.remove_route(topic)
@@ -366,7 +377,8 @@ class ProducerState:
     def _collecting(self, collecting: bool) -> None:
         with self.lock.first:
             self.collecting = collecting
-            trust(self.send_states(), 0.0 if collecting else self.lease_until)
+            # Callbacks may run in the application's thread only: no report is final at once meanwhile.
+            self.report_lease.until = 0.0 if collecting else self.lease_until
 
     def report(self, send_state: SendState, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
@@ -397,12 +409,6 @@ class ProducerState:
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
         return self.tally.count + self.pending() + len(self.callbacks)
-
-
-def trust(send_states: Iterable[SendState], until: float) -> None:
-    for send_state in send_states:
-        for writer in send_state.writers:
-            writer.good_until = 0.0 if writer.fenced else until
 
 
 @dataclass(slots=True, kw_only=True)

@@ -134,10 +134,7 @@ class World:
 
     def _do_expire(self) -> None:
         """Let the lease end without the library's thread having seen it."""
-        self.ground.state.lease_until = 0.0
-        for send_state in self.ground.state.send_states():
-            for writer in send_state.writers:
-                writer.good_until = 0.0
+        self.ground.state.lease_until = self.ground.state.report_lease.until = 0.0
 
     def _do_renew(self) -> None:
         self.ground.state.renew(monotonic() + 1000)

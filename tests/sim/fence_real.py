@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from kpsplit.producer.finality import Acknowledged, Answer, FenceTransactions, Final, Outgoing, Unplaced
 from kpsplit.producer.lease import owes
 from kpsplit.producer.send_state import PartitionSendState, Tally
-from kpsplit.producer.state import ProducerState, RouteWriter
+from kpsplit.producer.state import ProducerState, ReportLease, RouteWriter
 from kpsplit.splitter import control_plane
 from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -272,9 +272,10 @@ class RealCode:
         if writer is None:  # the fence has forgotten a record that was still in flight
             writer = RouteWriter(fence.state.lineage.get(segment), PARENT)
         writer.done -= counted
-        context = SimpleNamespace(lease_until=1.0, instance=0, collecting=False)
+        context = SimpleNamespace(report_lease=ReportLease(), instance=0)
+        context.report_lease.until = 1.0
         ProducerState.refresh(cast(ProducerState, context), fence)
-        if how == "acknowledged" and valid and writer.good_until > 0:
+        if how == "acknowledged" and valid and writer.lease.until > 0:
             writer.done += 1
             writer.last_number, writer.last_offset = sequence, offset
             return ((sequence, segment, offset),)
@@ -303,7 +304,7 @@ class RealCode:
         """Renew the lease; ``valid``: the one before is still on, or it ran out and nobody noticed."""
         finals: list[Final[Any]] = []
         context: Any = SimpleNamespace(
-            ended=False, lease_until=0.0, routes={}, instance=0, collecting=False,
+            ended=False, lease_until=0.0, report_lease=ReportLease(), routes={}, instance=0,
             lease_valid=lambda: valid or context.lease_until > 0, send_states=lambda: [fence],
             active=lambda: [] if fence.at_rest() else [fence],
             report=lambda _, found: finals.extend(found),

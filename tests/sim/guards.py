@@ -5,7 +5,6 @@ The exhaustive exploration and the simulation leave them out in turn; both must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.errors import UnknownOutcomeError
-from kpsplit.producer import finality, lease, state
+from kpsplit.producer import finality, lease
 from kpsplit.producer.finality import SegmentWriter
 from kpsplit.producer.send_state import Backlog, PartitionSendState
-from kpsplit.producer.state import ProducerState
+from kpsplit.producer.state import ProducerState, ReportLease
 from kpsplit.splitter import commits, control_plane, reading
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.driver import Driver
@@ -31,14 +30,10 @@ from tests.sim.operators import Operator
 
 
 def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
-    def trust(fences: Iterable[Any], until: float) -> None:
-        for fence in fences:
-            for writer in fence.writers:
-                writer.good_until = until
-
     def refresh(self: Any, fence: Any) -> None:
-        trust([fence], self.lease_until)
         for writer in fence.writers:
+            writer.lease = ReportLease()
+            writer.lease.until = self.lease_until
             writer.stamp_as(fence.state, self.instance)
 
     real = finality.while_open
@@ -50,7 +45,6 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
         finally:
             writer.fenced = fenced
 
-    patch.setattr(state, "trust", trust)
     patch.setattr(ProducerState, "refresh", refresh)
     patch.setattr(finality, "while_open", final)
 
@@ -201,9 +195,8 @@ def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
     real = ProducerState.refresh
 
     def refresh(self: Any, fence: Any) -> None:
-        until, self.lease_until = self.lease_until, inf
         real(self, fence)
-        self.lease_until = until
+        self.report_lease.until = inf
 
     patch.setattr(ProducerState, "lease_valid", lambda self: True)
     patch.setattr(ProducerState, "refresh", refresh)

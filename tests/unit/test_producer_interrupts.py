@@ -424,7 +424,7 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
         def stop(self, timeout: float) -> None: ...
         def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
             state.renew(monotonic() + 1000)  # as a thread does that was not quick enough
-            good_at_the_end.append(ground.fence.writers[0].good_until)
+            good_at_the_end.append(ground.fence.writers[0].lease.until)
 
     library = SimpleNamespace(stop=Library().stop, registration=Library(), is_alive=lambda: False)
     producer._background = library  # type: ignore[assignment]

@@ -112,7 +112,7 @@ def test_a_lease_that_is_over_lapses_before_it_is_renewed() -> None:
     ground.state.renew(monotonic() + 1000)
     assert not ground.fence.transactions.deferred, "what rested on the last lease"
     assert "plain" not in ground.state.routes
-    assert ground.fence.writers[0].good_until == 0.0 and not ground.fence.suspended
+    assert ground.fence.writers[0].lease.until == 0.0 and not ground.fence.suspended
 
 
 def test_what_a_producer_writes_counts_only_for_ends_that_are_asked_for_after_it() -> None:

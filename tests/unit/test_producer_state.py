@@ -103,6 +103,7 @@ class Ground:
         self.fence: SendState = PartitionSendState(
             UNSPLIT, lambda s: RouteWriter(s, PARENT), self.state.tally
         )
+        self.fence.suspend(True)  # up to the first lease, as every one that is added
         enrolment = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True)
         self.state.add_route("orders", TopicRoute(enrolment, [self.fence]))
         self.state.renew(monotonic() + 1000)
@@ -189,7 +190,17 @@ def test_reports_of_closed_segments_are_never_final_at_once() -> None:
     ground.state.refresh(ground.fence)
     ground.rdkafka.report(0, offset=5)
     assert ground.told == [] and ground.fence.statistics.strays == 1
-    assert writer.good_until == 0.0
+    assert writer.lease.until == 0.0
+
+
+def test_no_renewal_makes_reports_of_a_removed_route_final_at_once() -> None:
+    ground = Ground()
+    writer = ground.send(b"a")
+    ground.state.remove_route("orders")
+    ground.state.renew(monotonic() + 1000)
+    ground.rdkafka.report(0, offset=5)
+    assert ground.told == [] and writer.lease.until == 0.0
+    assert ground.state.callbacks.run() == 1  # it was looked at the slow way
 
 
 def test_reports_that_the_librarys_thread_takes_are_queued_for_the_application() -> None:

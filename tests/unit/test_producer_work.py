@@ -18,7 +18,7 @@ from kpsplit.producer import lease
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lease import ANSWERS_KEPT, Registration
 from kpsplit.producer.send_state import PartitionSendState
-from kpsplit.producer.state import ProducerState, TopicRoute
+from kpsplit.producer.state import NEVER, ProducerState, TopicRoute
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -203,14 +203,25 @@ def test_a_renewed_lease_is_good_for_each_partition_and_looks_into_active_ones_o
     until = monotonic() + 2000
     producing.state.renew(until)
     assert resolved == [producing.passes[7]]
-    assert {w.good_until for f in producing.passes for w in f.writers} == {until}
+    assert {w.lease.until for f in producing.passes for w in f.writers} == {until}
 
 
-def test_what_was_suspended_opens_with_the_next_lease(producing: Producing) -> None:
+def test_what_was_suspended_opens_with_the_next_lease_and_reports_look_at_it_after_that(
+    producing: Producing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producing.state.lapse()
     assert not any(w.open for f in producing.passes for w in f.writers)
+    meanwhile: list[float] = []
+    real = PartitionSendState.resolve
+
+    def resolve(of: Any, **more: Any) -> Any:
+        meanwhile.extend(w.lease.until for f in producing.passes for w in f.writers)
+        return real(of, **more)
+
+    monkeypatch.setattr(PartitionSendState, "resolve", resolve)
     producing.state.renew(monotonic() + 1000)
     assert all(w.open for f in producing.passes for w in f.writers)
+    assert set(meanwhile) == {0.0}
 
 
 def test_a_partition_without_a_route_is_answered_for_while_an_operation_is_under_way(
@@ -234,7 +245,7 @@ def test_what_is_pending_is_counted_without_a_pass(producing: Producing) -> None
         writer = one.writers[0]
         producing.ground.stamped.send(one, writer, one.next_sequence, producing.ground.content())
         one.next_sequence += 1
-        writer.good_until = 0.0  # the report takes the slow way
+        writer.lease = NEVER  # the report takes the slow way
     producing.passes.count = 0
     producing.state.lease_until = 0.0
     for number in range(2):
