@@ -272,7 +272,7 @@ class RealCode:
         if writer is None:  # the fence has forgotten a record that was still in flight
             writer = RouteWriter(fence.state.lineage.get(segment), PARENT)
         writer.done -= counted
-        context = SimpleNamespace(report_lease=ReportLease(), instance=0)
+        context = SimpleNamespace(report_lease=ReportLease(), lease_until=1.0, instance=0)
         context.report_lease.until = 1.0
         ProducerState.refresh(cast(ProducerState, context), fence)
         if how == "acknowledged" and valid and writer.lease.until > 0:
