@@ -458,7 +458,7 @@ NOT_MEASURED = (
     "How long a partition stays fenced whose operator died, on slow brokers: `make bench BENCH=takeover`.",
     "The pause of other partitions beside an application's open transaction: "
     "`make bench BENCH=open_transaction`.",
-    "Writers' pauses in 200 splits and 200 merges: `make bench BENCH=pause_rounds`, about 25 minutes for "
+    "Writers' pauses in 200 splits and 200 merges: `make bench BENCH=pause_rounds`, half an hour for "
     "each number of producers.",
     "A start on logs as a week of many groups and producers leaves them: `make bench BENCH=week`.",
     "The memory of a consumer whose application has stopped: `make bench BENCH=stalled`.",
