@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
 BENCH ?= table
 MINUTES ?= 20
-WORKERS ?= 3
+WORKERS ?= 5
 CLUSTER_WORKERS ?= 3
 # Of the command line, what asks no broker.
 OFFLINE_TESTS := tests/cli/test_refusals.py tests/cli/test_usage.py tests/cli/test_reference.py
