@@ -134,6 +134,8 @@ def joined(known: Record, later: Record) -> Record:
 NOTHING = Record("", 0.0, {}, "", {})
 """The record before the first run."""
 
+PAUSING = (1, 10, 100)
+"""How many producers write while a partition is split and merged."""
 LOOPS = {
     "500.shared": "`poll(0)` after every 500 records, one callback for all",
     "500.lambda": "`poll(0)` after every 500 records, a lambda for each record",
@@ -261,7 +263,7 @@ SECTIONS = (
         "read-committed reader sees it (the commit). The median of five such chains counts.",
         tuple(
             row
-            for count in (1, 10, 100)
+            for count in PAUSING
             for row in (
                 Row(
                     f"pause.{count}.ratio",

@@ -33,7 +33,7 @@ from benchmarks.harness import (
     in_turn,
     run_script,
 )
-from benchmarks.page import quantile
+from benchmarks.page import PAUSING, quantile
 from kpsplit import Admin, PhysicalPartition, Producer
 from kpsplit.kafka.connection import FETCH_WAIT_MS
 
@@ -47,7 +47,6 @@ Portions, and a linger below them, keep librdkafka from polling without a pause 
 """
 LINGER_MS = 10
 CHAINS = 5
-COUNTS = (1, 10, 100)
 OPERATIONS = 20
 SETTLE_SECONDS = 1.0
 """Between an operation and what is measured next: leaders, deletions and caches come to rest."""
@@ -100,7 +99,7 @@ def _write(bootstrap: str, topic: str, count: int, started: Event, done: Any) ->
             key = KEYS[number * 7919 % len(KEYS)]
             producer.produce(topic, VALUE, key, on_delivery=lambda e, m, at=at: report(at, e, m))
             number += 1
-        while (left := until - time.monotonic()) > 0 and not (noted and not started.is_set()):
+        while (left := until - time.monotonic()) > 0 and (started.is_set() or not noted):
             producer.poll(max(left, LEAST_POLL))
         if noted:
             started.set()
@@ -301,7 +300,7 @@ def note_rounds(bench: Bench, count: int, rounds: Rounds, writers: Writers) -> N
 
 def counts(bench: Bench) -> Sequence[int]:
     """Return how many producers are wanted."""
-    return [n for n in COUNTS if bench.wants(f"pause.{n}.ratio", f"pause.{n}.p99", f"others.{n}")]
+    return [n for n in PAUSING if bench.wants(f"pause.{n}.ratio", f"pause.{n}.p99", f"others.{n}")]
 
 
 def measure(bench: Bench, operations: int = OPERATIONS, seconds: float = ROUNDS_SECONDS) -> None:
