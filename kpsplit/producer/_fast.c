@@ -48,7 +48,8 @@ static PyObject *learn(PyObject *module, PyObject *given)
     PyObject *type[4], *scope, *complete, *wrapped, *clock;
     int id;
     if (!PyArg_ParseTuple(given, "O!O!O!O!O!OO(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
-                          &type[2], &PyType_Type, &type[3], &PyDict_Type, &scope, &complete, &wrapped, &clock, &id)) return NULL;
+                          &type[2], &PyType_Type, &type[3], &PyDict_Type, &scope, &complete, &wrapped, &clock,
+                          &id)) return NULL;
     for (int i = 0; i < SLOTS; i++) {
         PyObject *member = PyObject_GetAttrString(
             type[(i >= WRITER_SLOTS) + (i >= SEND_STATE_SLOTS) + (i >= STATE_SLOTS)], slot_names[i]);
@@ -616,7 +617,8 @@ static PyObject *new_poll(PyObject *module, PyObject *given)
 
 static PyMethodDef functions[] = {
     {"learn", learn, METH_VARARGS, 
-     "learn(writer_type, send_state_type, state_type, lease_type, names, complete_stamp, wrapped_one, (system_clock, its id))"},
+     "learn(writer_type, send_state_type, state_type, lease_type, names, complete_stamp, wrapped_one, "
+     "(system_clock, its id))"},
     {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, every))"},
     {"produce", new_produce, METH_VARARGS,
      "produce(python, state, take, give, send, report, only_errors, plain_report, fast_routes, fast_plain, wanted, "
