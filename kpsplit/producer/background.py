@@ -23,7 +23,7 @@ from kpsplit.errors import AuthorizationError, ConfigurationError, FutureVersion
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.producer.fence_task import FenceTask, only_holds
+from kpsplit.producer.fence_task import BUSY_SECONDS, HOLDING_SECONDS, FenceTask, Looks, only_holds
 from kpsplit.producer.lease import ControlFeed, LeaseTask
 from kpsplit.producer.lookup import PartitionCounts, create_unless_there
 from kpsplit.producer.pending import HeldRecords
@@ -61,9 +61,6 @@ def weakly(producer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
-BUSY_SECONDS = 0.002
-HOLDING_SECONDS = 0.02
-"""While records are only held, only the control topic can end that, and it wakes the thread at once."""
 ERROR_PAUSE_SECONDS = 0.25
 
 
@@ -81,6 +78,7 @@ class BackgroundThread(threading.Thread):
         self._lease = LeaseTask(self._feed)
         self._fences = FenceTask(self._feed, held, self._stopping.is_set)
         self._topics = TopicTask(self._feed, held, plain, self._fences.watch)
+        self._looks = Looks()
         self._failures: dict[str, float] = {}
         self.pauses_ms = self._fences.pauses_ms
         self.last_error: str | None = None
@@ -203,6 +201,7 @@ class BackgroundThread(threading.Thread):
         """Apply what is new; without that no lease is renewed."""
         progress = tail.progress()
         if progress != self._lease.adopted:
+            self._looks.begin()
             with self._producer.lock.first:
                 self._fences.adopt(tail.view, tail.changed)
                 self._topics.adopt(tail.view)
@@ -230,18 +229,23 @@ class BackgroundThread(threading.Thread):
     # -- how long to wait --------------------------------------------------------------------------
 
     def _busy(self) -> bool:
+        return self._waits_for_topics() or not self._producer.lease_valid() or bool(self._fences.busy())
+
+    def _waits_for_topics(self) -> bool:
         producer = self._producer
         parting = any(route.parting for route in producer.topic_routes())
-        waiting = bool(producer.unrouted) or bool(self._topics.transitions) or parting
-        return waiting or not producer.lease_valid() or bool(self._fences.busy())
+        return bool(producer.unrouted) or bool(self._topics.transitions) or parting
 
     def _patience(self) -> float:
         """Return how long the control topic may be waited for before the next look at everything else."""
         if not self._busy():
+            self._looks.begin()
             return IDLE_SECONDS
+        if self._waits_for_topics():
+            return BUSY_SECONDS
         busy = self._fences.busy()
         holding = self._producer.lease_valid() and bool(busy) and all(only_holds(f) for f in busy)
-        return HOLDING_SECONDS if holding and not self._producer.unrouted else BUSY_SECONDS
+        return HOLDING_SECONDS if holding else self._looks.next()
 
 
 REGISTRATION_SECONDS = 10.0

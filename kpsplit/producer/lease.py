@@ -74,7 +74,11 @@ class Registration:
         self._writing = threading.Lock()
         self._closed = False
         self.writes = 0
-        """How many are acknowledged. An end of the control topic counts if asked for after the last one."""
+        """How many of registrations, topics and readiness are acknowledged: what a lease rests on.
+
+        An end of the control topic counts if asked for after the last one. Acknowledgements of fences and
+        reports of pauses change nothing about a lease.
+        """
         self.record = ProducerRegistration(
             instance=instance,
             generation=1,
@@ -196,12 +200,13 @@ class Registration:
             if failed_for_good(raised):
                 self._writer = None
             raise
+        topics = frozenset(record.topics)
+        if anew or topics != self._registered or record.ready != self.record.ready:
+            self.writes += 1
         if anew:
             self._began, self._good_until = began, began + self._lease_seconds()
         self._over.clear()
-        self.writes += 1
-        self.record = record
-        self._registered = frozenset(record.topics)
+        self.record, self._registered = record, topics
 
     def _renumbered(self, record: ProducerRegistration) -> ProducerRegistration:
         """Return the record of the next registration; it is over until it is known to be written."""

@@ -312,7 +312,7 @@ class ControlView:
             self._attempts.discard(subject)
             self.claims.pop(subject, None)
         else:
-            state = decode_state(value)
+            state = decode_state(value, self.states.get(subject) or self.left_states.get(subject))
             if state.parent != subject:
                 raise RecordError("control topic: key and value name different partitions")
             self.take_state(state)

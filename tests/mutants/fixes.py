@@ -1745,4 +1745,47 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "return tuple(failed)",
         "unit/test_kafka_plans.py::test_force_passes_over_forceable_checks_only",
     ),
+    # a pause with many producers
+    (
+        "look for reports as often for ever",
+        "producer.fence_task",
+        "min(self._wait * LONGER, HOLDING_SECONDS)",
+        "BUSY_SECONDS",
+        "unit/test_producer_send_state.py::test_each_look_for_reports_waits_longer_until_something_is_new",
+    ),
+    (
+        "look often for an outcome that comes through the control topic",
+        "producer.fence_task",
+        "send_state.quiescent()\n\n\nAHEAD",
+        "send_state.quiescent() and not send_state.pending()\n\n\nAHEAD",
+        "unit/test_producer_send_state.py::test_a_fence_that_waits_for_an_acknowledgement_does_more",
+    ),
+    (
+        "ask for the end of the control topic after each acknowledgement of a fence",
+        "producer.lease",
+        "if anew or topics != self._registered or record.ready != self.record.ready:",
+        "if True:",
+        "unit/test_producer_parting.py::test_only_what_a_lease_rests_on_asks_for_a_new_reading",
+    ),
+    (
+        "renew a lease by a reading from before an answer",
+        "producer.lease",
+        " or record.ready != self.record.ready:",
+        ":",
+        "unit/test_producer_parting.py::test_only_what_a_lease_rests_on_asks_for_a_new_reading",
+    ),
+    (
+        "take true for one in what is known of a lineage",
+        "splitter.records.control",
+        "data is None or _may_hold_booleans(data)",
+        "data is None",
+        "unit/test_records_control.py::test_a_state_that_breaks_a_rule_is_rejected_with_a_reason",
+    ),
+    (
+        "read a known lineage anew",
+        "splitter.records.control",
+        "lineage = before.lineage\n",
+        "pass\n",
+        "unit/test_records_control.py::test_what_is_known_of_a_lineage_is_not_read_again",
+    ),
 ]

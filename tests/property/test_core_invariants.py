@@ -186,10 +186,12 @@ def test_replaying_any_prefix_of_the_log_gives_the_state_that_was_recorded(histo
     """From the first state, and from any recorded one: what a crash leaves is always enough to go on."""
     replayed = history.states[0]
     for event, recorded in zip(history.events, history.states[1:], strict=True):
+        before = replayed
         replayed = apply(replayed, event)
         assert replayed == recorded
         replayed = decode_state(encode_state(recorded))
         assert replayed == recorded
+        assert decode_state(encode_state(recorded), before) == recorded
 
 
 @given(histories())

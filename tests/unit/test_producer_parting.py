@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kpsplit.producer.lease import Registration
 from kpsplit.producer.state import PASS_THROUGH, certificates
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.data import STAMP_HEADER
-from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.producers import Certificate, PauseReport
 from tests.unit.test_producer_state import Ground
 from tests.unit.test_producer_topics import library
 
@@ -197,6 +198,21 @@ def test_a_topic_leaves_the_registration_with_all_that_was_said_of_it() -> None:
     assert registration.record.topics == ("orders-2",)
     assert (registration.record.ready, registration.record.acknowledged) == ({"orders-2/0": "a"}, {})
     assert writer.written[-1] == [(registration.record.key, registration.record.encode())]
+
+
+def test_only_what_a_lease_rests_on_asks_for_a_new_reading() -> None:
+    registration, _ = registered("orders")
+    writes = [registration.writes]
+    for write in (
+        lambda: registration.add_topic("orders-2", {}, Deadline(5)),
+        lambda: registration.answer_ready("orders-2/0", "b", ("orders/0", "orders-2/0"), Deadline(5)),
+        lambda: registration.acknowledge("orders-2/0", "b", Deadline(5)),
+        lambda: registration.report_pause("orders-2/0", PauseReport("b", 7, 1, 0), Deadline(5)),
+        lambda: registration.remove_topic("orders-2", Deadline(5)),
+    ):
+        write()
+        writes.append(registration.writes)
+    assert [b - a for a, b in pairwise(writes)] == [1, 1, 0, 0, 1]
 
 
 def test_the_registration_goes_with_its_last_topic_and_its_key_is_not_used_again() -> None:

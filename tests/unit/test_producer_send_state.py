@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kpsplit.producer import finality
-from kpsplit.producer.fence_task import PauseClock, only_holds
+from kpsplit.producer.fence_task import BUSY_SECONDS, HOLDING_SECONDS, Looks, PauseClock, only_holds
 from kpsplit.producer.finality import Answer, FailedNumbers, Outgoing, SegmentWriter
 from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.splitter.key_range import WHOLE
@@ -495,7 +496,20 @@ def test_a_fence_that_waits_for_an_acknowledgement_does_more() -> None:
     fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
     assert not only_holds(fence)
     fence.acknowledged(writer, record, 7, lease_valid=True)
-    assert fence.pending() and not only_holds(fence)  # its report waits for the outcome
+    assert fence.pending() and only_holds(fence)  # its report waits for the outcome, in the control topic
+
+
+def test_each_look_for_reports_waits_longer_until_something_is_new() -> None:
+    """A hundred producers that look every two milliseconds leave the brokers no processor."""
+    looks = Looks()
+    waits = [looks.next() for _ in range(20)]
+    assert waits[0] == BUSY_SECONDS and waits[-1] == HOLDING_SECONDS
+    assert all(b >= a for a, b in pairwise(waits))
+    assert all(b <= sum(waits[:n]) + 2 * BUSY_SECONDS for n, b in enumerate(waits)), (
+        "late by its share at most"
+    )
+    looks.begin()
+    assert looks.next() == BUSY_SECONDS
 
 
 def test_held_records_that_may_go_are_not_waited_with() -> None:

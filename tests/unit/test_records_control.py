@@ -166,6 +166,7 @@ BAD_CHANGES: dict[str, tuple[PartitionState, Callable[[dict[str, Any]], object]]
     "a range of booleans": (UNSPLIT, in_segment(0, "range", [False, True])),
     "ranges that leave a hole": (LIFE.split, in_segment(2, "range", [1, 1 << 30])),
     "a segment that ends before it starts": (LIFE.split, in_segment(1, "end", 0)),
+    "a segment that begins at false": (UNSPLIT, in_segment(0, "start", False)),
     "a stride of zero": (UNSPLIT, in_segment(0, "stride", 0)),
     "a predecessor that is unknown": (LIFE.split, in_segment(2, "predecessors", [77])),
     "a child that begins below its predecessor": (LIFE.split, in_segment(2, "base", 999)),
@@ -176,13 +177,25 @@ BAD_CHANGES: dict[str, tuple[PartitionState, Callable[[dict[str, Any]], object]]
 }
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("name", BAD_CHANGES)
-def test_a_state_that_breaks_a_rule_is_rejected_with_a_reason(name: str) -> None:
+def test_a_state_that_breaks_a_rule_is_rejected_with_a_reason(name: str, known: bool) -> None:
+    """Also by a reader that knows the state before the change."""
     state, change = BAD_CHANGES[name]
     with pytest.raises(RecordError) as caught:
-        decode_state(changed(state, change))
+        decode_state(changed(state, change), state if known else None)
     assert not isinstance(caught.value, FutureVersionError)
     assert caught.value.message.startswith("partition state: ")
+
+
+def test_what_is_known_of_a_lineage_is_not_read_again() -> None:
+    before = LIFE.split
+    for after in (LIFE.split, LIFE.nested, LIFE.merged):
+        state = decode_state(encode_state(after), before)
+        assert state == after
+        kept = [s for s in state.lineage if any(s is known for known in before.lineage)]
+        assert kept == [s for s in after.lineage if s in before.lineage.segments] and kept
+    assert decode_state(encode_state(before), before).lineage is before.lineage
 
 
 def many_segments(count: int) -> PartitionState:

@@ -220,24 +220,33 @@ def encode_state(state: PartitionState) -> bytes:
     return data
 
 
-def decode_state(data: bytes | None) -> PartitionState:
+def decode_state(data: bytes | None, before: PartitionState | None = None) -> PartitionState:
     """Read a partition's state; a state that breaks an invariant is rejected like any malformed record.
+
+    ``before``: an earlier state, if one is known. What it has of the lineage is not read again: a lineage
+    grows with every operation, and each producer reads it in the pause of the next.
 
     Raises:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
     fields = decode(data, "partition state", VERSION)
     parent = place_field(fields)
-    segments = fields.objects("segments", _segment)
+    known = () if before is None or data is None or _may_hold_booleans(data) else before.lineage.segments
+    segments = fields.objects("segments", _segment, ((segment_to_json(s), s) for s in known))
     if not segments:
         fields.fail("no segments")
+    lineage = Lineage(parent, segments)
+    if before is not None and lineage == before.lineage:
+        lineage = before.lineage
+    else:
+        fields.guard(lineage.check)
     state = PartitionState(
         parent=parent,
         topic_id=fields.text("topic_id", 100),
         revision=fields.integer("revision"),
         epoch=fields.integer("epoch", 0, 0xFFFFFFFF),
         phase=fields.choice("phase", Phase),
-        lineage=fields.guard(Lineage(parent, segments).check),
+        lineage=lineage,
         next_split=fields.integer("next_split", 1),
         attempt=fields.optional_object("attempt", _attempt),
         last=fields.optional_object("last", _outcome),
@@ -247,6 +256,11 @@ def decode_state(data: bytes | None) -> PartitionState:
     fields.done()
     _check_phase(fields, state)
     return state
+
+
+def _may_hold_booleans(data: bytes) -> bool:
+    """Return whether a record may hold what equals a number in Python and is none."""
+    return b"true" in data or b"false" in data
 
 
 def _check_phase(fields: Fields, state: PartitionState) -> None:

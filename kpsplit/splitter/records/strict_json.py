@@ -7,7 +7,7 @@ Rejected: more than ``MAX_BYTES``, bytes that are not UTF-8, duplicate or unknow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar
@@ -176,8 +176,16 @@ class Fields:
             self.fail(f"{name} is not a list of at most {longest} items")
         return value
 
-    def objects(self, name: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
-        return tuple(self._object(value, name, read) for value in self.items(name))
+    def objects(
+        self, name: str, read: Callable[[Fields], T], before: Iterable[tuple[dict[str, Any], T]] = ()
+    ) -> tuple[T, ...]:
+        """``before``: what was read earlier, each after its form. One of the same form is not read again."""
+        values = self.items(name)
+        first = [
+            known if value == form else self._object(value, name, read)
+            for value, (form, known) in zip(values, before, strict=False)
+        ]
+        return (*first, *(self._object(value, name, read) for value in values[len(first) :]))
 
     def optional_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
         if self._null(name):
