@@ -1254,9 +1254,9 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "ask a coordinator twice in the same moment",
         "consumer.group.ownership",
-        'for slots that it has", AGAIN_SECONDS)',
-        'for slots that it has")',
-        "unit/test_consumer_engine_waking.py",
+        "self.doubt(now, AGAIN_SECONDS)",
+        "self.doubt(now)",
+        "unit/test_consumer_waking.py::test_slots_that_are_named_for_another_by_the_way_are_asked_about_again",
     ),
     (
         "ask the coordinator after all that waits for other brokers",

@@ -16,6 +16,7 @@ from kpsplit.consumer.config import split_config
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group import ownership as ownership_module
 from kpsplit.consumer.group.ownership import (
+    AGAIN_SECONDS,
     ASLEEP_SECONDS,
     OwnershipCheck,
     OwnershipGuard,
@@ -269,8 +270,9 @@ def test_without_slots_nobody_is_asked_and_the_silence_begins_with_the_first_slo
 def test_slots_that_are_named_for_another_by_the_way_are_asked_about_again() -> None:
     slot, ownership = assigned(1), awake(1.0, 2.9, 4.8)
     assert ownership.answered(5.1, asked(ownership, slot, now=5.0), owners(other=1), "me", [slot]) == [slot]
-    ownership.doubt(5.15)
-    assert ownership.answered(5.3, asked(ownership, slot, now=5.2), owners(other=1), "me", [slot]) == [slot]
+    assert ownership.held and ownership.question(5.1 + AGAIN_SECONDS - 0.01, [slot]) is None
+    again = asked(ownership, slot, now=5.1 + AGAIN_SECONDS)
+    assert ownership.answered(5.7, again, owners(other=1), "me", [slot]) == [slot]
 
 
 @pytest.mark.parametrize(

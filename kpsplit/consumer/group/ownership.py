@@ -164,7 +164,7 @@ class OwnershipCheck:
         """Take an answer; return the slots that it names for others. ``settle`` follows.
 
         To a question that was asked by the way, the slots that are in doubt: those that it names for others;
-        all, where it leaves nothing to this member though no rebalance goes on.
+        all, where it leaves nothing to this member though no rebalance goes on. With them a doubt begins.
 
         Args:
             now: the time.
@@ -181,7 +181,10 @@ class OwnershipCheck:
         if question.doubt == NO_DOUBT:
             nothing_left = me and members.settled and len(others) == len(named)
             # It says nothing of a doubt that came since.
-            return [] if self.held else asked if nothing_left else others
+            doubtful = [] if self.held else asked if nothing_left else others
+            if doubtful:
+                self.doubt(now, AGAIN_SECONDS)
+            return doubtful
         if question.doubt != self._doubts:
             return []  # however young it is: the session may have ended since then
         self._told, self._ask_at = True, now + AGAIN_SECONDS
@@ -300,9 +303,13 @@ class OwnershipGuard:
         if any(now - since >= self._check.session for since, _ in self._withdrawn):
             self._give_up("the group has named another member for slots of this one, and nothing followed")
 
-    def _doubt(self, why: str, wait: float = 0.0) -> None:
+    def _doubt(self, why: str) -> None:
+        self._check.doubt(monotonic())
+        self._doubt_began(why)
+
+    def _doubt_began(self, why: str) -> None:
+        """Say so; a loss that is reported from now on ends it."""
         log.info("kpsplit: %s; nothing is handed out before the group has confirmed the slots", why)
-        self._check.doubt(monotonic(), wait)
         self._lost_before = self._slots.lost
 
     def _pursue(self, nested: bool) -> None:
@@ -346,7 +353,7 @@ class OwnershipGuard:
         if not gone:
             return
         if question.doubt == NO_DOUBT:
-            self._doubt("the group does not name this member for slots that it has", AGAIN_SECONDS)
+            self._doubt_began("the group does not name this member for slots that it has")
             return
         log.warning("kpsplit: the group names other members for %d slots of this one", len(gone))
         self._slots.withdraw(gone)
