@@ -131,7 +131,8 @@ def test_the_owner_goes_on_with_every_slot_until_the_newcomers_copies_are_warm_a
     assert events.handed_out(NEWCOMER, began) == {slot.index for slot in moved}
     assert {slot for by, slot in events.all[began:revoked] if by == OWNER} == set(range(SLOTS))
     assert NEWCOMER not in {by for by, _ in events.all[:revoked]}
-    assert events.followed is not None and events.followed >= FILLS * VALUES
+    # A copy counts as warm while it lacks no more than that.
+    assert events.followed is not None and events.followed >= FILLS * VALUES - SLOTS * WARM_LAG
     assert max(events.first_with.values()) <= WARM_LAG < FILLS * VALUES / SLOTS / 4
     eventually(
         lambda: not newcomer.store.stats()["standbys"], "it to leave what it does not stand by for", LONG
