@@ -39,17 +39,16 @@ static const char *const slot_names[SLOTS] = {
     "collecting", "forked", "until"};
 static Py_ssize_t slot_at[SLOTS];
 static PyTypeObject *writer_type, *send_state_type, *state_type, *lease_type;
-static PyObject *names, *complete_stamp, *wrapped_one, *system_clock;
+static PyObject *names, *wrapped_one, *system_clock;
 static int clock_id; /* the system's clock of system_clock, -1: it has none */
 #define SLOT(object, slot) (*(PyObject **)((char *)(object) + slot_at[slot]))
 
 static PyObject *learn(PyObject *module, PyObject *given)
 {
-    PyObject *type[4], *scope, *complete, *wrapped, *clock;
+    PyObject *type[4], *scope, *wrapped, *clock;
     int id;
-    if (!PyArg_ParseTuple(given, "O!O!O!O!O!OO(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
-                          &type[2], &PyType_Type, &type[3], &PyDict_Type, &scope, &complete, &wrapped, &clock,
-                          &id)) return NULL;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!O!O(Oi)", &PyType_Type, &type[0], &PyType_Type, &type[1], &PyType_Type,
+                          &type[2], &PyType_Type, &type[3], &PyDict_Type, &scope, &wrapped, &clock, &id)) return NULL;
     for (int i = 0; i < SLOTS; i++) {
         PyObject *member = PyObject_GetAttrString(
             type[(i >= WRITER_SLOTS) + (i >= SEND_STATE_SLOTS) + (i >= STATE_SLOTS)], slot_names[i]);
@@ -66,7 +65,6 @@ static PyObject *learn(PyObject *module, PyObject *given)
     Py_XSETREF(state_type, (PyTypeObject *)Py_NewRef(type[2]));
     Py_XSETREF(lease_type, (PyTypeObject *)Py_NewRef(type[3]));
     Py_XSETREF(names, Py_NewRef(scope));
-    Py_XSETREF(complete_stamp, Py_NewRef(complete));
     Py_XSETREF(wrapped_one, Py_NewRef(wrapped));
     Py_XSETREF(system_clock, Py_NewRef(clock));
     clock_id = id;
@@ -114,7 +112,7 @@ static int now(double *seconds) /* by its name: a simulation shows another clock
 /* ``report(record, error, message)`` of Python, bound to its record. The garbage collector does not look at
    it: only librdkafka has it, where it cannot look, so it could never free a cycle through one. For the same
    reason nothing in it refers to the Producer. */
-enum { SEND_STATE, WRITER, SEQUENCE, CALLBACK, EVERY, RECORD };
+enum { SEND_STATE, WRITER, SEQUENCE, CALLBACK, PAIRS, RECORD };
 typedef struct {
     PyObject_HEAD
     PyObject *python, *only_errors, *record[RECORD];
@@ -261,8 +259,8 @@ static PyTypeObject PlainReportType = {
 /* As a tuple: it refers to what was there before it, and is never changed. So any cycle through it has an
    object that the collector can clear (the Producer's dictionary), and it needs no tp_clear. */
 enum { PYTHON, STATE, TAKE, GIVE, OWN };
-enum { SEND = OWN, REPORT, ONLY_ERRORS, PLAIN_REPORT, ROUTES, PLAIN, WANTED, HEADER, DEFAULT_CALLBACK, WITH_STAMP,
-       REFUSED, CRC32, ONLY_STAMP, HAS };                                    /* of produce() */
+enum { SEND = OWN, REPORT, ONLY_ERRORS, PLAIN_REPORT, ROUTES, PLAIN, WANTED, HEADER, DEFAULT_CALLBACK, REFUSED,
+        CRC32, ONLY_STAMP, HAS };                                    /* of produce() */
 enum { POLL = OWN, QUEUED, WAITING, INSIDE, IN_A_CALL, RUN_QUEUED, POLL_HAS }; /* of poll() */
 typedef struct {
     PyObject_HEAD
@@ -419,18 +417,48 @@ static PyObject *writer_of(PyObject *send_state, uint32_t hash)
     return Py_IS_TYPE(writer, writer_type) && SLOT(writer, OPEN) == Py_True ? Py_NewRef(writer) : NULL;
 }
 
-/* All headers of a record (a new reference). */
-static PyObject *stamped(Call *self, PyObject *headers, PyObject *stamp)
+/* A stamp: its prefix, and the sequence number in eight bytes, the highest first. */
+static PyObject *complete_stamp(PyObject *prefix, PyObject *sequence)
 {
-    PyObject *only = self->has[ONLY_STAMP], *all, *pair; /* one for all: librdkafka copies it, and the lock is ours */
-    if (!header_count(headers)) return PyDict_SetItem(only, self->has[HEADER], stamp) < 0 ? NULL : Py_NewRef(only);
-    if (!PyList_CheckExact(headers))
-        return PyObject_CallFunctionObjArgs(self->has[WITH_STAMP], headers, stamp, NULL);
-    if (!(all = PyList_GetSlice(headers, 0, PyList_GET_SIZE(headers)))) return NULL;
-    pair = PyTuple_Pack(2, self->has[HEADER], stamp);
-    if (!pair || PyList_Append(all, pair) < 0) Py_CLEAR(all);
-    Py_XDECREF(pair);
-    return all;
+    PyObject *stamp;
+    Py_ssize_t size;
+    unsigned long long number = PyLong_AsUnsignedLongLong(sequence);
+    if ((number == (unsigned long long)-1 && PyErr_Occurred()) || !PyBytes_CheckExact(prefix)) return NULL;
+    size = PyBytes_GET_SIZE(prefix);
+    if (!(stamp = PyBytes_FromStringAndSize(NULL, size + 8))) return NULL;
+    memcpy(PyBytes_AS_STRING(stamp), PyBytes_AS_STRING(prefix), size);
+    for (int i = 7; i >= 0; i--, number >>= 8) PyBytes_AS_STRING(stamp)[size + i] = (char)(number & 0xff);
+    return stamp;
+}
+
+/* The application's headers as they are now, None if there are none (a new reference). */
+static PyObject *pairs_of(PyObject *headers)
+{
+    PyObject *items, *pairs;
+    if (!header_count(headers)) return Py_NewRef(Py_None);
+    if (PyList_CheckExact(headers)) return PyList_AsTuple(headers);
+    if (!(items = PyDict_Items(headers))) return NULL;
+    pairs = PyList_AsTuple(items);
+    Py_DECREF(items);
+    return pairs;
+}
+
+/* All headers of a record (a new reference). */
+static PyObject *with_stamp(Call *self, PyObject *pairs, PyObject *stamp)
+{
+    PyObject *only = self->has[ONLY_STAMP], *every, *pair;
+    Py_ssize_t count;
+    if (pairs == Py_None) /* one for all: librdkafka copies it, and the lock is ours */
+        return PyDict_SetItem(only, self->has[HEADER], stamp) < 0 ? NULL : Py_NewRef(only);
+    if (!(pair = PyTuple_Pack(2, self->has[HEADER], stamp))) return NULL;
+    count = PyTuple_GET_SIZE(pairs);
+    if (!(every = PyList_New(count + 1))) {
+        Py_DECREF(pair);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) PyList_SET_ITEM(every, i, Py_NewRef(PyTuple_GET_ITEM(pairs, i)));
+    PyList_SET_ITEM(every, count, pair);
+    return every;
 }
 
 /* The call of librdkafka raised: Python decides what to take back. It may raise another error instead. */
@@ -441,7 +469,7 @@ static void refused(Call *self, PyObject *const *record)
     PyErr_NormalizeException(&kind, &error, &trace);
     if (trace) PyException_SetTraceback(error, trace);
     said = PyObject_CallFunctionObjArgs(self->has[REFUSED], error, record[SEND_STATE], record[WRITER],
-                                        record[SEQUENCE], record[EVERY], NULL);
+                                        record[SEQUENCE], record[PAIRS], NULL);
     if (said) PyErr_Restore(kind, error, trace);
     else {
         Py_XDECREF(kind);
@@ -456,14 +484,13 @@ static PyObject *send_stamped(Call *self, PyObject *send_state, PyObject *key, u
                               PyObject *const *given)
 {
     PyObject *writer = writer_of(send_state, hash), *sequence, *stamp = NULL, *every = NULL, *bound = NULL;
-    PyObject *next = NULL, *sent = NULL, *result = NULL;
+    PyObject *next = NULL, *sent = NULL, *result = NULL, *pairs = NULL;
     if (!writer) return NULL;
     sequence = Py_NewRef(SLOT(send_state, NEXT_SEQUENCE));
     if ((next = one_more(sequence)) && (sent = one_more(SLOT(writer, SENT))) &&
-        (stamp = PyObject_CallFunctionObjArgs(complete_stamp, SLOT(writer, STAMP_PREFIX), sequence, NULL)) &&
-        (every = stamped(self, given[HEADERS], stamp))) {
-        PyObject *const record[RECORD] = {send_state, writer, sequence, given[ON_REPORT],
-                                          every == self->has[ONLY_STAMP] ? Py_None : every};
+        (stamp = complete_stamp(SLOT(writer, STAMP_PREFIX), sequence)) &&
+        (pairs = pairs_of(given[HEADERS])) && (every = with_stamp(self, pairs, stamp))) {
+        PyObject *const record[RECORD] = {send_state, writer, sequence, given[ON_REPORT], pairs};
         if ((bound = new_report(self->has[REPORT], self->has[ONLY_ERRORS], record))) {
             set_slot(send_state, NEXT_SEQUENCE, Py_NewRef(next)); /* counted before librdkafka gets it */
             set_slot(writer, SENT, Py_NewRef(sent));
@@ -476,6 +503,7 @@ static PyObject *send_stamped(Call *self, PyObject *send_state, PyObject *key, u
     Py_XDECREF(next);
     Py_XDECREF(sent);
     Py_XDECREF(stamp);
+    Py_XDECREF(pairs);
     Py_XDECREF(every);
     Py_XDECREF(bound);
     return result;
@@ -537,10 +565,10 @@ static PyObject *new_produce(PyObject *module, PyObject *given)
 {
     PyObject *has[HAS], *made;
     if (!writer_type) return PyErr_Format(PyExc_RuntimeError, "learn() was not called");
-    if (!PyArg_ParseTuple(given, "OO!OOOOOOO!O!O!OOOOO", &has[PYTHON], state_type, &has[STATE], &has[TAKE],
+    if (!PyArg_ParseTuple(given, "OO!OOOOOOO!O!O!OOOO", &has[PYTHON], state_type, &has[STATE], &has[TAKE],
                           &has[GIVE], &has[SEND], &has[REPORT], &has[ONLY_ERRORS], &has[PLAIN_REPORT],
                           &PyDict_Type, &has[ROUTES], &PySet_Type, &has[PLAIN], &PyList_Type, &has[WANTED],
-                          &has[HEADER], &has[DEFAULT_CALLBACK], &has[WITH_STAMP], &has[REFUSED], &has[CRC32]) ||
+                          &has[HEADER], &has[DEFAULT_CALLBACK], &has[REFUSED], &has[CRC32]) ||
         !(has[ONLY_STAMP] = PyDict_New())) return NULL;
     made = new_call((vectorcallfunc)produce, has, HAS);
     Py_DECREF(has[ONLY_STAMP]);
@@ -616,13 +644,12 @@ static PyObject *new_poll(PyObject *module, PyObject *given)
 /* -- the module -------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"learn", learn, METH_VARARGS, 
-     "learn(writer_type, send_state_type, state_type, lease_type, names, complete_stamp, wrapped_one, "
-     "(system_clock, its id))"},
-    {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, every))"},
+    {"learn", learn, METH_VARARGS,
+     "learn(writer_type, send_state_type, state_type, lease_type, names, wrapped_one, (system_clock, its id))"},
+    {"report", report, METH_VARARGS, "report(python, only_errors, (send_state, writer, sequence, callback, pairs))"},
     {"produce", new_produce, METH_VARARGS,
      "produce(python, state, take, give, send, report, only_errors, plain_report, fast_routes, fast_plain, wanted, "
-     "header, default_callback, with_stamp, refused, crc32)"},
+     "header, default_callback, refused, crc32)"},
     {"poll", new_poll, METH_VARARGS,
      "poll(python, state, take, give, poll, queued, waiting, inside, in_a_call, run_queued)"},
     {"inside", inside, METH_NOARGS, "Whether this thread is in a compiled produce(), which has no frame."},

@@ -16,6 +16,8 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 Callback = Callable[[Any, Any], None]
 Send = Callable[..., None]
 Headers = dict[str, Any] | list[tuple[str, Any]] | None
+Pairs = tuple[tuple[str, Any], ...]
+"""Headers that nobody changes any more."""
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 EARLIEST, LATEST = -(2**63), 2**63 - 1

@@ -32,7 +32,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import wrapped_one
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import Busy, holds_lock, is_locks_own, refuse_reentry
-from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, PendingRecord, Send
+from kpsplit.producer.messages import CREATE_TIME, Callback, Headers, Pairs, PendingRecord, Send
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState, ReportLease, RouteWriter, SendState
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
@@ -128,8 +128,8 @@ more. Every other code fails the record at once, as with the original: no operat
 """
 
 
-Bound = tuple[SendState, RouteWriter, int, Callback | None, list[tuple[str, Any]] | None]
-"""What a report knows of its record. Last, if the application gave headers, all headers that were sent."""
+Bound = tuple[SendState, RouteWriter, int, Callback | None, Pairs | None]
+"""What a report knows of its record. Last the application's headers, which librdkafka does not report."""
 
 
 class StampedSender:
@@ -147,8 +147,9 @@ class StampedSender:
 
     def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held); raises what its produce() does."""
-        every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
-        record = (send_state, writer, sequence, content.callback, every if content.headers else None)
+        pairs = pairs_of(content.headers)
+        every = with_stamp(pairs, complete_stamp(writer.stamp_prefix, sequence))
+        record = (send_state, writer, sequence, content.callback, pairs)
         # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.note_sent(sequence)
         bound = self.bind(record)
@@ -200,15 +201,15 @@ class StampedSender:
         if compiled.fast is None:
             return partial(MethodType, self.report)
         compiled.fast.learn(
-            RouteWriter, PartitionSendState, ProducerState, ReportLease, globals(), complete_stamp,
-            wrapped_one, compiled.SYSTEM_CLOCK,
+            RouteWriter, PartitionSendState, ProducerState, ReportLease, globals(), wrapped_one,
+            compiled.SYSTEM_CLOCK,
         )  # fmt: skip
         return partial(compiled.fast.report, self.report, self._state.settings.only_errors)
 
     @holds_lock
     def _slowly(self, bound: Bound, error: Any, message: Any) -> None:
-        send_state, writer, sequence, callback, every = bound
-        headers = every and every[:-1]  # without the stamp
+        send_state, writer, sequence, callback, pairs = bound
+        headers = None if pairs is None else list(pairs)
         key = message.key()
         content = PendingRecord(
             message.value(), key, timestamp_of(message), headers, callback, monotonic(), message, error
@@ -248,10 +249,18 @@ def timestamp_of(message: Any) -> int:
     return int(milliseconds) if kind == CREATE_TIME else 0
 
 
-def with_stamp(headers: Headers, stamp: bytes) -> list[tuple[str, Any]]:
+def pairs_of(headers: Headers) -> Pairs | None:
+    """Return an application's headers as they are now, None if there are none.
+
+    As a tuple: the garbage collector looks at it once, not again and again while the record is on its way.
+    """
     if not headers:
-        return [(STAMP_HEADER, stamp)]
-    return [*(headers.items() if isinstance(headers, dict) else headers), (STAMP_HEADER, stamp)]
+        return None
+    return tuple(headers.items() if isinstance(headers, dict) else headers)
+
+
+def with_stamp(pairs: Pairs | None, stamp: bytes) -> list[tuple[str, Any]]:
+    return [*(pairs or ()), (STAMP_HEADER, stamp)]
 
 
 @dataclass(slots=True)
@@ -402,13 +411,14 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                     if writer.open:
                         sequence = send_state.next_sequence
                         stamp = pack(writer.stamp_prefix, sequence)
+                        pairs: Pairs | None = None
                         if headers:
-                            every: Any = with_stamp(headers, stamp)
-                            bound = method(report, (send_state, writer, sequence, callback, every))
+                            pairs = pairs_of(headers)
+                            every: Any = with_stamp(pairs, stamp)
                         else:
                             every = only_stamp
                             only_stamp[header] = stamp
-                            bound = method(report, (send_state, writer, sequence, callback, None))
+                        bound = method(report, (send_state, writer, sequence, callback, pairs))
                         # Counted before librdkafka gets it: a signal handler may raise after send() took it.
                         send_state.next_sequence = sequence + 1
                         writer.sent += 1
@@ -431,6 +441,6 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
         return produce
     made = compiled.fast.produce(
         produce, state, lock.__enter__, lock.__exit__, send, report, state.settings.only_errors, plain_report,
-        state.fast_routes, plain_topics, wanted, header, default_callback, with_stamp, take_back, crc32,
+        state.fast_routes, plain_topics, wanted, header, default_callback, take_back, crc32,
     )  # fmt: skip
     return cast(Produce, made)
