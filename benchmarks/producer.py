@@ -166,7 +166,7 @@ def throughput(bench: Bench, topics: dict[str, str], plain: Any, ours: Any) -> N
         "header": (topics["plain"], topics["enrolled"], HEADER, HEADER),
         "untouched": (topics["plain"], topics["plain"], None, None),
     }
-    records, pairs = bench.size(150_000, 10_000), bench.size(7, 2)
+    records, pairs = bench.size(150_000, 10_000), bench.size(15, 2)
     for kind, (plain_topic, our_topic, plain_headers, our_headers) in kinds.items():
         for name in LOOPS:
             if not bench.wants(f"{kind}.{name}"):
