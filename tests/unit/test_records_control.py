@@ -12,7 +12,7 @@ import pytest
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
     PartitionState,
@@ -33,7 +33,16 @@ from kpsplit.splitter.records.control import (
     encode_settings,
     encode_state,
 )
-from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, split_attempt
+from tests.unit.samples import (
+    PARENT,
+    UNSPLIT,
+    committed,
+    fenced,
+    life,
+    merge_attempt,
+    operated,
+    split_attempt,
+)
 
 LIFE = life()
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
@@ -223,13 +232,32 @@ def test_no_attempt_begins_where_its_end_would_not_fit(monkeypatch: pytest.Monke
     size = len(encode_state(state))
     attempt = split_attempt(state, 299, WHOLE.split_evenly(64))
     prepared = apply(state, Prepare(attempt))
-    monkeypatch.setattr(control, "MAX_BYTES", size + control.ROOM_TO_END)
-    with pytest.raises(RecordError, match="too long for another operation"):
+    monkeypatch.setattr(control, "MAX_BYTES", size + 2 * control.ROOM_TO_END)
+    with pytest.raises(RecordError, match="too long for this operation") as refused:
         encode_state(prepared)
-    monkeypatch.setattr(control, "MAX_BYTES", size + control.ROOM_TO_END + 3000)
+    assert refused.value.hint == "merge it back into its parent"
+    monkeypatch.setattr(control, "MAX_BYTES", size + 2 * control.ROOM_TO_END + 3000)
     room = len(encode_state(prepared)) + control.ROOM_TO_END
     done = committed(state, attempt, {299: 1000})
     assert len(encode_state(done)) < room
+
+
+def test_a_partition_that_cannot_be_split_any_more_can_be_merged_into_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = operated(UNSPLIT, SPLIT, {0: 100})
+    phantoms = [s for s in state.lineage if s.is_open and s.kind is SegmentKind.PHANTOM]
+    sources = tuple(s.id for s in phantoms)
+    further = apply(state, Prepare(split_attempt(state, sources[0], phantoms[0].range.split_evenly(2))))
+    back = apply(state, Prepare(merge_attempt(state, sources, WHOLE)))
+    monkeypatch.setattr(control, "MAX_BYTES", len(encode_state(back)) + control.ROOM_TO_END)
+    with pytest.raises(RecordError, match="too long for this operation"):
+        encode_state(further)
+    assert decode_state(encode_state(back)) == back
+    monkeypatch.setattr(control, "MAX_BYTES", len(encode_state(back)) + control.ROOM_TO_END - 1)
+    with pytest.raises(RecordError, match="too long") as refused:
+        encode_state(back)
+    assert refused.value.hint == "no further operation is possible"
 
 
 def test_what_a_merge_of_64_adds_fits_the_room_that_is_kept_for_it_even_with_the_longest_names() -> None:

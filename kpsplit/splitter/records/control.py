@@ -43,7 +43,10 @@ LOOK_LEASE_MS = 3000
 """The lease of producers while the cluster has no settings yet: how long "nothing is enrolled" stays good."""
 
 ROOM_TO_END = 100_000
-"""Bytes kept free when an attempt begins, for the segments it opens and the record of how it ended."""
+"""Bytes kept free when an attempt begins, for the segments it opens and the record of how it ended.
+
+As much again is kept free for the merge after what leaves the partition split: it must not stay split for good.
+"""
 
 
 class Partitioner(StrEnum):
@@ -191,7 +194,7 @@ def encode_state(state: PartitionState) -> bytes:
 
     Raises:
         RecordError: a field is over its limit, or the record is too large; an attempt begins only where what
-            follows it (commit, finish, abort) has room as well.
+            follows it (commit, finish, abort, and the merge into the parent) has room as well.
     """
     last = state.last and {**form_of(state.last), "attempt": attempt_to_json(state.last.attempt)}
     data = encode_readable(
@@ -212,11 +215,13 @@ def encode_state(state: PartitionState) -> bytes:
         },
         decode_state,
     )
-    if state.phase is Phase.PREPARING and len(data) > MAX_BYTES - ROOM_TO_END:
-        raise RecordError(
-            f"{state.parent}: its lineage is too long for another operation ({len(data)} bytes)",
-            hint="no further split or merge of this partition is possible",
-        )
+    if state.attempt is not None and state.phase is Phase.PREPARING:
+        goes_back = state.attempt.target is Target.PARENT
+        if len(data) > MAX_BYTES - ROOM_TO_END * (1 if goes_back else 2):
+            hint = "no further operation is possible" if goes_back else "merge it back into its parent"
+            raise RecordError(
+                f"{state.parent}: its lineage is too long for this operation ({len(data)} bytes)", hint=hint
+            )
     return data
 
 
