@@ -45,7 +45,7 @@ LOOK_LEASE_MS = 3000
 ROOM_TO_END = 100_000
 """Bytes kept free when an attempt begins, for the segments it opens and the record of how it ended.
 
-As much again is kept free for the merge after what leaves the partition split: it must not stay split for good.
+As much again is kept free for the merge after what leaves the partition split: it must not stay split.
 """
 
 
