@@ -217,8 +217,7 @@ SECTIONS = (
             "and in librdkafka. The application's are kept until the report, which does not have them. "
             "Tried: to keep them as a tuple, which the garbage collector looks at once (before: 0.68 of the "
             "peer by the thread's processor time, with librdkafka's mock cluster; now 0.75). With the calls "
-            "in Python "
-            "0.8 is aimed at."
+            "in Python 0.8 is aimed at."
         ),
     ),
     Section(
