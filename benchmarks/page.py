@@ -376,15 +376,19 @@ SECTIONS = (
         cost=(
             "in Python's interpreter lock, which the handlers' threads or tasks share with the thread that "
             "reads. It needs more than 2 µs for each record to divide them among lanes, beside what reading "
-            "takes, and a worker 3.5 µs to note one and take the next. While the buffer fills, reading "
-            "takes most of the interpreter; the Parallel Consumer has two processors then. The work "
-            "queue's lock is not the limit: of its acquisitions in 256 threads 0.2 to 13 % waited. Without "
+            "takes, and a worker 3.5 µs to note one and take the next; the Parallel Consumer has two "
+            "processors. In 256 threads perf sees the kernel switch between them for half of the time: the "
+            "interpreter lock goes from one to the next, and each has to wake up for it. The work queue's "
+            "lock is not the limit: of its acquisitions in 256 threads 0.2 to 13 % waited. Without "
             "brokers the same lanes reached 0.97 of the ideal in 64 threads, 0.74 in 256, and 1.0 in 256 "
             "coroutines (5 ms); a bare queue with 4 µs of Python for each record reached 0.73 in 256 "
             "threads. Tried: to ask for a record's headers once on its way to a handler (kept: 12,000 to "
             "13,100 and 14,800 to 18,400 records/s in 256 threads, 17,800 to 21,500 in 256 coroutines, in "
-            "turn on a busy machine), to read on only when a 64th of the buffer is free, and to yield "
-            "instead of waiting for the lock (no gain)."
+            "turn on a busy machine); not to read while half of the lanes wait for a worker (kept: reading "
+            "took most of the interpreter until the buffer was full; 26,300 to 32,000 in 256 threads, "
+            "28,200 to 36,600 in 256 coroutines, 31,900 to 35,500 in 64 coroutines with 1 ms, in turn); to "
+            "read 200 records at once and not 1,000, to read on only when a 64th of the buffer is free, and "
+            "to yield instead of waiting for the lock (no gain)."
         ),
     ),
     Section(

@@ -284,7 +284,7 @@ class Engine(threading.Thread):
         """Read for the workers of ``run()`` what there is room for; else rest: an application reads."""
         sink, pushes = self.slots.sink, False
         if sink is not self._polled_sink and self.events.fatal is None:
-            full = sink.waiting_bytes() >= self.settings.buffer_bytes
+            full = sink.waiting_bytes() >= self.settings.buffer_bytes or sink.most == 0
             self.reading.turns_without_room += full
             pushes = not full and self.slots.any_in_sink()
         if pushes:

@@ -1788,4 +1788,18 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "pass\n",
         "unit/test_records_control.py::test_what_is_known_of_a_lineage_is_not_read_again",
     ),
+    (
+        "read on although workers have enough",
+        "consumer.run.work_queue",
+        "return 0 if self.scheduler.supplied else MOST",
+        "return MOST",
+        "unit/test_run_engine.py::test_nothing_more_is_read_while_workers_have_enough",
+    ),
+    (
+        "take a hot key's records for enough",
+        "consumer.run.lanes",
+        " and len(self._ready) * 2 >= self._wanted",
+        "",
+        "unit/test_run_lanes.py::test_workers_are_supplied_while_half_of_the_lanes_have_a_record_for_one",
+    ),
 ]

@@ -67,7 +67,7 @@ class Coordinator:
         self.asked = self.broken = False
         """A question about a topic is under way; the client was closed meanwhile."""
         self._callbacks: dict[str, Callable[..., Any]] = {}
-        self._due: deque[tuple[str, list[TopicPartition]]] = deque()
+        self.due: deque[tuple[str, list[TopicPartition]]] = deque()
         self._assigned: set[int] = set()
 
     # the client
@@ -82,8 +82,8 @@ class Coordinator:
             self.take(*sorted(self._assigned))
 
     def poll(self, seconds: float) -> Message | None:
-        if self._due:
-            name, parts = self._due.popleft()
+        if self.due:
+            name, parts = self.due.popleft()
             self._callbacks[name](self, parts)
         return None
 
@@ -124,19 +124,19 @@ class Coordinator:
 
     def give(self, *indexes: int) -> None:
         """Assign slots."""
-        self._due.append(("on_assign", _parts(indexes)))
+        self.due.append(("on_assign", _parts(indexes)))
 
     def give_partitions(self, *parts: TopicPartition) -> None:
         """Assign partitions of topics that are not enrolled."""
-        self._due.append(("on_assign", list(parts)))
+        self.due.append(("on_assign", list(parts)))
 
     def take(self, *indexes: int) -> None:
         """Revoke slots."""
-        self._due.append(("on_revoke", _parts(indexes)))
+        self.due.append(("on_revoke", _parts(indexes)))
 
     def lose(self, *indexes: int) -> None:
         """Tell that slots are lost."""
-        self._due.append(("on_lost", _parts(indexes)))
+        self.due.append(("on_lost", _parts(indexes)))
 
     def held(self) -> set[int]:
         """The slots that the member has not let go."""
@@ -204,7 +204,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.owned: dict[OwnedSlot, Cursor] = {}
-        self._due: deque[Batch] = deque()
+        self.due: deque[Batch] = deque()
         self.written = 0
         self.updated: list[tuple[str, bool]] = []
         """The topic ids of the views that were given, and whether something was read then."""
@@ -213,7 +213,7 @@ class Reader:
         """Records arrive; they belong to every slot that is owned when they are read."""
         segment = PartitionState.unsplit(PARENT, "id").lineage.get(0)
         start, self.written = self.written, self.written + len(messages)
-        self._due.append(Batch(PARENT, segment, (), start, self.written, list(messages), 10))
+        self.due.append(Batch(PARENT, segment, (), start, self.written, list(messages), 10))
 
     def update(self, state: PartitionState) -> None:
         self.updated.append((state.topic_id, bool(self.owned)))
@@ -232,10 +232,10 @@ class Reader:
         pass
 
     def step(self, seconds: float, room: int) -> list[Batch]:
-        if not self._due or not self.owned:
+        if not self.due or not self.owned:
             time.sleep(0.001)
             return []
-        batch = self._due.popleft()
+        batch = self.due.popleft()
         batch.slots = tuple(sorted(self.owned))
         return [batch]
 

@@ -34,7 +34,7 @@ def reads(world, end, offsets, start=0):
         Message(topic=TOPIC, partition=0, offset=at, key=KEY[index], value=b"v")
         for at, index in offsets.items()
     ]
-    world.reader._due.append(Batch(PARENT, UNSPLIT.lineage.get(0), (), start, end, messages, 10))
+    world.reader.due.append(Batch(PARENT, UNSPLIT.lineage.get(0), (), start, end, messages, 10))
 
 
 def commits(world, message):

@@ -36,7 +36,7 @@ class WaitingReader(Reader):
         self.threads.add(threading.get_ident())
         self.inside.set()
         end = time.monotonic() + seconds
-        while self.owned and not self._due and not self.failures and time.monotonic() < end:
+        while self.owned and not self.due and not self.failures and time.monotonic() < end:
             time.sleep(0.001)
         if self.failures:
             raise self.failures.pop()

@@ -12,16 +12,16 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaException, Message, TopicPartition
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.run import runner
+from kpsplit.consumer.run import lanes, runner
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
-from kpsplit.consumer.run.work_queue import WorkQueue
+from kpsplit.consumer.run.work_queue import LANES_PER_WORKER, WorkQueue
 from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
-from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.key_range import WHOLE, KeyRange
 from tests.unit.engine_world import TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
 
@@ -134,6 +134,30 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
     scene.work_queue.done(slow)
     assert scene.work_queue.stats().late == 1
     assert world.slots.sink is world.buffer
+
+
+def test_nothing_more_is_read_while_workers_have_enough(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "AHEAD_BYTES", 1)
+    world, work_queue = scene.world, scene.work_queue
+    before = scene.attach(scene.attached)
+    owned = KeyRange(slot(0).range.lo, slot(1).range.hi)
+    keys = [keys_in(range_, 1)[0] for range_ in owned.split_evenly(2 * LANES_PER_WORKER)]
+    world.reader.write(*(message(offset, key) for offset, key in enumerate(keys)))
+    taken = [scene.take()]
+    for number in range(1, 4):
+        world.reader.write(message(len(keys) - 1 + number, KEYS[0]))
+    turns = world.stats()["turns_without_room"]
+    world.until(lambda: world.stats()["turns_without_room"] > turns + 5, "rests")
+    assert len(world.reader.due) == 3
+    while len(taken) <= len(keys) // 2:
+        assert len(world.reader.due) == 3
+        taken.append(scene.take())
+    world.until(lambda: not world.reader.due, "what is left")
+    for lane in taken:
+        work_queue.done(lane)
+    scene.attach(before)
 
 
 def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:

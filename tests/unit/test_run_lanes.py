@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.run.lanes import Lane
+from kpsplit.consumer.run.lanes import AHEAD_BYTES, Lane
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange
@@ -183,6 +183,23 @@ def test_a_lane_is_backpressured_from_its_share_on_until_half_of_it_is_worked_of
         lanes.done(lane)
         assert (lane in lanes.backpressured) == (lane.range == LOW and lane.bytes > 1500), bytes_before
     assert not lanes.backpressured_ranges()
+
+
+def test_workers_are_supplied_while_half_of_the_lanes_have_a_record_for_one() -> None:
+    lanes = scheduler(wanted=4, lane_bytes=AHEAD_BYTES)
+    keys = [keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(4)]
+    lanes.offer(batch(keys[:1], value=b"x" * AHEAD_BYTES))
+    assert not lanes.supplied, "one key's records keep one worker busy"
+    lanes.offer(batch(keys[1:3], start=1))
+    assert lanes.supplied
+    taken = [take(lanes), take(lanes)]
+    assert not lanes.supplied, "one lane is left"
+    lanes.done(taken[1])
+    lanes.give_back(taken[0])
+    assert lanes.supplied
+    lanes.done(take(lanes))
+    lanes.offer(batch(keys, start=3))
+    assert not lanes.supplied, "all lanes are ready, with a few small records"
 
 
 def test_a_slot_is_divided_further_when_others_have_left() -> None:

@@ -181,10 +181,11 @@ class RecordSink(Protocol):
     Nothing here may wait for the application: the engine serves other slots meanwhile.
 
     Attributes:
-        most: how many records are best read at once.
+        most: how many records are best read at once, 0 while it has enough.
     """
 
-    most: int
+    @property
+    def most(self) -> int: ...
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives; ``cursor`` is where it starts, and what ``cursor()`` tells until records come.

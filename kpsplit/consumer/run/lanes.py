@@ -1,10 +1,9 @@
 """Which record is worked on next: lanes, pure (protocol, section 10).
 
 A *lane* is a key range inside one slot. Its records are worked on one at a time, in the order in which they
-were read, so each key keeps its order; different lanes are worked on at the same time. There are several
-lanes for each worker, so that an idle worker finds one although others are busy, slow or failed. The lane
-whose next record was read first is given out first: all advance together through the log, and what must be
-read again after a crash is little.
+were read, so each key keeps its order; different lanes are worked on at the same time. There are several for
+each worker, so that an idle worker finds one although others are busy, slow or failed. The lane whose next
+record was read first is given out first: all advance together, and little is read again after a crash.
 
 The life of a lane::
 
@@ -14,16 +13,14 @@ The life of a lane::
                                                      └── stop() ──▶ STOPPED, for good
 
 Each lane has a position of its own per segment: the first record of the lane that is not processed, or, where
-none waits, the *frontier*, up to which the segment was read. A slow or failing key holds back its lane and no
-other.
+none waits, the *frontier*, up to which the segment was read. A slow or failing key holds back its lane only.
 
-A slot that leaves while a record of it is being worked on becomes a *revoked queue*. If its keys come back (a
-seek, or the slot itself), nothing of them is given out before that is done.
+A slot that leaves while a record of it is being worked on becomes a *revoked queue*. If its keys come back,
+nothing of them is given out before that is done.
 
-Outputs of processed records wait in the outbox for the transaction that commits these records. Which of them
-go into a transaction is decided by the place of their record and by what the transaction commits, and by
-nothing else. So it does not matter when a commit was put together, what was processed since, or how often it
-was tried; lanes need not wait for each other.
+Outputs of processed records wait in the outbox for the transaction that commits these records. The place of
+a record and what a transaction commits decide which go into it, and nothing else: when a commit was put
+together, what was processed since, how often it was tried does not matter; no lane waits for another.
 
 No locks, threads, clocks here: ``work_queue`` is the shell.
 """
@@ -66,6 +63,9 @@ class LaneState(Enum):
 
 # Looked at for every record: an enumeration's members are slow to reach.
 IDLE, READY, BUSY = LaneState.IDLE, LaneState.READY, LaneState.BUSY
+
+AHEAD_BYTES = 1 << 20
+"""At least so much is read ahead: some 2,000 small records."""
 
 
 class LaneEntry(NamedTuple):
@@ -288,6 +288,11 @@ class LaneScheduler:
             slot_queue.frontier[batch.segment.id] = max(known, batch.end)
         return became_ready
 
+    @property
+    def supplied(self) -> bool:
+        """Whether half of the lanes wait for workers. To read on would only take processor time from them."""
+        return self.waiting_bytes >= AHEAD_BYTES and len(self._ready) * 2 >= self._wanted
+
     def backpressured_ranges(self) -> dict[PhysicalPartition, frozenset[KeyRange]]:
         """Return the key ranges of the backpressured lanes of slots that stay, by logical partition."""
         staying = [lane for lane in self.backpressured if not lane.slot_queue.released]
@@ -352,11 +357,10 @@ class LaneScheduler:
         """Return how far a slot is processed: pieces that tile its range, neighbours that agree as one."""
         pieces: list[Cursor] = []
         for lane in self._slot_queues[slot].lanes:
-            positions = lane.positions()
+            lo, positions = lane.range.lo, lane.positions()
             if pieces and pieces[-1].positions == positions:
-                pieces[-1] = Cursor(KeyRange(pieces[-1].range.lo, lane.range.hi), positions)
-            else:
-                pieces.append(Cursor(lane.range, positions))
+                lo = pieces.pop().range.lo
+            pieces.append(Cursor(KeyRange(lo, lane.range.hi), positions))
         return pieces
 
     def lanes(self) -> Iterator[Lane]:
@@ -403,9 +407,7 @@ class LaneScheduler:
         lanes = slot_queue.lanes
         self._tables.pop(slot_queue.slot.parent, None)
         try:
-            slot_queue.lanes = [
-                p for lane in lanes for p in (divided[lane][1] if lane in divided else [lane])
-            ]
+            slot_queue.lanes = [x for lane in lanes for x in divided.get(lane, (IDLE, [lane]))[1]]
             for lane, (_, parts) in divided.items():
                 self.backpressured.discard(lane)
                 lane.state = LaneState.DIVIDED
@@ -449,10 +451,7 @@ Transfer = tuple[Kept, ...]
 
 
 class Outbox:
-    """Outputs of processed records until the transaction that commits these records. Not thread safe.
-
-    ``room`` is in bytes. When it is used up nothing more may be processed before a commit (``full``).
-    """
+    """Outputs of processed records until a transaction commits these. ``room``: bytes. Not thread safe."""
 
     def __init__(self, room: int) -> None:
         self.bytes = 0
@@ -461,6 +460,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
+        """Return whether nothing more may be processed before a commit."""
         return self.bytes >= self._room
 
     @property

@@ -93,7 +93,6 @@ class WorkQueue:
     ) -> None:
         self.lock = threading.Lock()
         self.scheduler = LaneScheduler(workers * LANES_PER_WORKER, buffer_bytes // LANE_SHARE)
-        self.most = MOST
         self.wake: Callable[[int], None] = lambda _lanes: None
         """Set by the executor; called with the lock held: so many lanes can be taken."""
         self.closed = False
@@ -131,6 +130,10 @@ class WorkQueue:
         parts = self.scheduler.divide(batch)
         with self.lock:
             self._woken(self.scheduler.add(batch, parts))
+
+    @property
+    def most(self) -> int:
+        return 0 if self.scheduler.supplied else MOST
 
     def waiting_bytes(self) -> int:
         """Return the bytes of records that are not processed and of outputs that are not committed."""
