@@ -30,6 +30,13 @@ _ENFORCED: dict[str, tuple[frozenset[str], str]] = {
 }
 _OWN_KEYS = frozenset({"kpsplit.takeover.enable"})
 
+RETRY_MS = 10
+"""After so long librdkafka sends again what a broker refused, unless the application sets retry.backoff.ms.
+
+A merge moves leaders right before its fence, and the fence waits for what the former leaders refuse. With
+librdkafka's own 100 ms one producer in ten kept all others waiting for that long. It grows with each retry.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
@@ -72,7 +79,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
     rest = {k: v for k, v in given.items() if k not in own}
     # librdkafka would have brokers make sub-topics again that were retired; see ``create_unless_there``.
-    return {**rest, "enable.idempotence": True, "acks": "all", AUTO_CREATE: False}, settings
+    ours = {"enable.idempotence": True, "acks": "all", AUTO_CREATE: False}
+    return {"retry.backoff.ms": RETRY_MS, **rest, **ours}, settings
 
 
 def _transactional_id(given: Mapping[str, Any]) -> str | None:

@@ -1802,4 +1802,18 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_run_lanes.py::test_workers_are_supplied_while_half_of_the_lanes_have_a_record_for_one",
     ),
+    (
+        "send again what a moved leader refused only after librdkafka's own time",
+        "producer.config",
+        '{"retry.backoff.ms": RETRY_MS, **rest, **ours}',
+        "{**rest, **ours}",
+        "unit/test_producer_config.py::test_settings_that_agree_are_taken",
+    ),
+    (
+        "overrule the application's retry.backoff.ms",
+        "producer.config",
+        '{"retry.backoff.ms": RETRY_MS, **rest, **ours}',
+        '{**rest, **ours, "retry.backoff.ms": RETRY_MS}',
+        "unit/test_producer_config.py",
+    ),
 ]

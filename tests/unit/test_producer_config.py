@@ -38,7 +38,12 @@ def test_contradicting_settings_are_refused_by_name(name: str) -> None:
 def test_settings_that_agree_are_taken(name: str, value: object) -> None:
     rdkafka, _ = split_config({**BROKERS, name: value})
     ours = {"enable.idempotence": True, "acks": "all", "allow.auto.create.topics": False}
-    assert rdkafka == {**BROKERS, **ours}
+    assert rdkafka == {**BROKERS, **ours, "retry.backoff.ms": 10}
+
+
+def test_the_application_may_choose_when_what_a_broker_refused_is_sent_again() -> None:
+    rdkafka, _ = split_config({**BROKERS, "retry.backoff.ms": 100})
+    assert rdkafka["retry.backoff.ms"] == 100
 
 
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"allow.auto.create.topics": "false"}, False)])
