@@ -26,7 +26,7 @@ UV ?= uv
 BENCH ?= table
 MINUTES ?= 20
 WORKERS ?= 5
-CLUSTER_WORKERS ?= 3
+CLUSTER_WORKERS ?= 4
 # Of the command line, what asks no broker.
 OFFLINE_TESTS := tests/cli/test_refusals.py tests/cli/test_usage.py tests/cli/test_reference.py
 LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chaos.py
