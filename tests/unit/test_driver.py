@@ -768,9 +768,35 @@ def test_an_attempt_that_somebody_ended_before_its_prepare_was_read_back_is_not_
         raise UnknownOutcomeError("no acknowledgement")
 
     simulated = Simulated(cluster, Fault(first, written, hook=end_it))
-    attempt = split_attempt(UNSPLIT, 0, RANGES, "s")
-    outcome = Driver(simulated.ports).run(attempt, 0, Time(cluster, 60))
-    assert outcome.result is (Result.ROLLED_BACK if written else Result.COMMITTED)
+    if written:
+        with pytest.raises(FencedError, match=r"attempt s was ended by another process \(asked\)"):
+            run_with(simulated)
+    else:
+        run_with(simulated)
+    assert cluster.state.epoch == (not written)
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("event", ["fence", "commit"])
+@pytest.mark.parametrize("ended_by", [EndedBy.TAKEOVER, EndedBy.REQUEST])
+def test_an_attempt_that_somebody_ended_before_a_write_was_read_back_is_not_done(
+    event: str, ended_by: EndedBy
+) -> None:
+    cluster = with_producers("answers")
+    names = run(with_producers("answers")).names
+    records = [n for n, name in enumerate(names) if name == "record"]
+    holders: list[int] = []
+
+    def end_it() -> None:
+        Driver(Simulated(cluster).ports).abort(ended_by, "too late", Time(cluster, 60))
+        holders.append(cluster.holder)
+        raise UnknownOutcomeError("no acknowledgement")
+
+    with pytest.raises(FencedError, match=r"ended by another process \(too late\)") as caught:
+        run(cluster, Fault(records[1 + (event == "commit")], False, hook=end_it))
+    assert caught.value.changed is False and "kpsplit status orders/3" in (caught.value.hint or "")
+    assert holders == [cluster.holder], "it fences nobody"
+    assert cluster.state.epoch == 0
     assert_resting(cluster)
 
 
