@@ -96,16 +96,17 @@ class Driver:
             DeadlineExceededError: the fence or the whole call took too long; it was rolled back.
             KpsplitError: a step failed; ``changed`` says whether anything was changed, and ``hint`` what.
         """
-        state = self._claim(deadline, fit)
-        if state.phase is Phase.FROZEN:
-            raise _frozen(state)
-        state = self._settle(state, EndedBy.TAKEOVER, "a newer operation took over", deadline)
-        if state.epoch != epoch:
-            raise ConflictError(
-                f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
-                hint="plan again",
-            )
-        return self._begin(state, steps.numbered(attempt, state), deadline)
+        found = self._claim(deadline, fit)
+        if found.phase is Phase.FROZEN:
+            raise _frozen(found)
+        state = self._settle(found, EndedBy.TAKEOVER, "a newer operation took over", deadline)
+        with after_a_change(done=state != found):
+            if state.epoch != epoch:
+                raise ConflictError(
+                    f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
+                    hint="plan again",
+                )
+            return self._begin(state, steps.numbered(attempt, state), deadline)
 
     def resume(
         self,
@@ -118,17 +119,17 @@ class Driver:
         A committed attempt goes forward. One that was not committed is rolled back and begun anew as the
         attempt that ``renew`` makes of it. ``fit``: as for ``run``.
         """
-        state = self._claim(deadline, fit)
-        if state.phase is Phase.FROZEN:
-            raise _frozen(state)
-        if state.attempt is not None and state.phase is Phase.COMMITTED:
-            return self._drive(state, AttemptProgress(state.attempt.id), deadline)
-        state = self._settle(state, EndedBy.TAKEOVER, "taken over by resume", deadline)
+        found = self._claim(deadline, fit)
+        if found.phase is Phase.FROZEN:
+            raise _frozen(found)
+        if found.attempt is not None and found.phase is Phase.COMMITTED:
+            return self._drive(found, AttemptProgress(found.attempt.id), deadline)
+        state = self._settle(found, EndedBy.TAKEOVER, "taken over by resume", deadline)
         last = state.last
         if last is None or last.result is Result.COMMITTED or last.ended_by is not EndedBy.TAKEOVER:
             return None
-        attempt = renew(state, last.attempt)
-        return self._begin(state, attempt, deadline)
+        with after_a_change(done=state != found):
+            return self._begin(state, renew(state, last.attempt), deadline)
 
     def abort(
         self, ended_by: EndedBy, reason: str, deadline: Deadline, fit: Fit | None = None
@@ -376,10 +377,12 @@ class Driver:
             attempt = state.attempt
             state = self._record(state, event, deadline, decided=True)
             if attempt is not None and attempt.subtopic is not None:
-                state = self._delete_quietly(state, attempt.subtopic)
+                with after_a_change():
+                    state = self._delete_quietly(state, attempt.subtopic)
         elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
             self._drive(state, AttemptProgress(state.attempt.id), deadline)
-            state = self._claim(deadline, _nothing_under_way)
+            with after_a_change():
+                state = self._claim(deadline, _nothing_under_way)
         return state
 
     def _roll_back(self, attempt_id: str, cause: BaseException, *, on_record: bool) -> PartitionState | None:
@@ -489,6 +492,5 @@ def _nothing_under_way(state: PartitionState) -> bool:
         raise FencedError(
             f"{state.parent}: attempt {state.attempt.id} of {state.attempt.operator} is under way",
             hint=f"look at: kpsplit status {state.parent}",
-            changed=True,
         )
     return True

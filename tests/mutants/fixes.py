@@ -72,6 +72,22 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_driver.py::test_an_attempt_that_somebody_ended_before_a_write_was_read_back_is_not_done",
     ),
     (
+        "say that nothing was changed where a resume has rolled back and goes no further",
+        "splitter.driver",
+        "        with after_a_change(done=state != found):\n            return self._begin(state, renew",
+        "        with after_a_change(done=False):\n            return self._begin(state, renew",
+        "unit/test_driver.py::"
+        "test_a_resume_that_fails_after_it_has_rolled_back_does_not_say_that_nothing_was_changed",
+    ),
+    (
+        "say that nothing was changed where an enrolment was settled before the refusal",
+        "control.operations",
+        "with after_a_change(done=unsettled):",
+        "with after_a_change(done=False):",
+        "unit/test_driver.py::"
+        "test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_something_was_changed",
+    ),
+    (
         "roll back whatever is under way, whichever attempt the abort was asked for",
         "control.operations",
         "reason, deadline, lambda now: now.attempt == attempt)",

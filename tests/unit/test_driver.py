@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from kpsplit.control.operations import PartitionOperations
+from kpsplit.control.plans import Check
 from kpsplit.errors import (
+    CheckFailedError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
@@ -919,3 +921,82 @@ def test_what_a_dead_operator_left_is_settled_without_fencing_who_begins_somethi
     with pytest.raises(FencedError, match="is under way") as caught:
         Driver(Overtaken(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "x"), 1, Time(cluster, 60))
     assert newer.token == cluster.holder and caught.value.changed is True
+
+
+def dead_in_the_fence() -> Cluster:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 4))
+    assert cluster.state.phase is Phase.FENCED
+    return cluster
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["nothing to settle", "an attempt to settle"])
+@pytest.mark.parametrize("where", ["renew", "begin"])
+def test_a_resume_that_fails_after_it_has_rolled_back_does_not_say_that_nothing_was_changed(
+    where: str, left: bool
+) -> None:
+    cluster = dead_in_the_fence()
+    if not left:
+        Driver(Simulated(cluster).ports).abort(EndedBy.TAKEOVER, "gone", Time(cluster, 60))
+    cluster.producer(1, "unacknowledged")
+    revision = cluster.state.revision
+
+    def renew(state: PartitionState, last: Attempt) -> Attempt:
+        if where == "begin":
+            return renewed(state, last)
+        assert (state.revision > revision) is left
+        raise CheckFailedError("orders/3 has no leader", hint="wait for it")
+
+    error = CheckFailedError if where == "renew" else DeadlineExceededError
+    with pytest.raises(error) as caught:
+        Driver(Simulated(cluster).ports).resume(renew, Time(cluster, 60))
+    assert caught.value.changed is left
+    assert where == "begin" or caught.value.hint == "wait for it"
+    assert_resting(cluster)
+
+
+def test_a_run_that_fails_after_it_has_taken_over_does_not_say_that_nothing_was_changed() -> None:
+    cluster = dead_in_the_fence()
+    with pytest.raises(ConflictError, match="the plan was made for epoch 7") as caught:
+        Driver(Simulated(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "late"), 7, Time(cluster, 60))
+    assert caught.value.changed is True
+    assert_resting(cluster)
+
+
+def test_an_abort_that_is_fenced_after_its_rollback_says_that_something_was_changed() -> None:
+    cluster = dead_in_the_fence()
+
+    class Taken(Simulated):
+        def delete_abandoned(self, name: str, deadline: Any) -> None:
+            raise FencedError("another operator took over")
+
+    with pytest.raises(FencedError) as caught:
+        Driver(Taken(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+    assert caught.value.changed is True
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_something_was_changed(
+    settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    enroller = SimpleNamespace(settle=lambda *what: written.append(what))
+    monkeypatch.setattr("kpsplit.control.operations.enroller", lambda *_: enroller)
+    monkeypatch.setattr("kpsplit.control.operations.refuse_moved_on", lambda *_: None)
+    enrolment = SimpleNamespace(settled=settled, returning=False)
+    operations: Any = object.__new__(PartitionOperations)
+    operations._parent, operations._deadline, operations._observer = PARENT, None, None
+    operations._log = SimpleNamespace(peek=lambda _: UNSPLIT)
+    registered = SimpleNamespace(read=lambda _: Registrations())
+    operations._session = SimpleNamespace(
+        read=lambda _: SimpleNamespace(enrolments={PARENT.topic: enrolment}),
+        registrations=lambda: registered,
+        admin=SimpleNamespace(describe=lambda topic: topic),
+    )
+    failed = Check("leader", False, "orders/3 has no leader", "wait for it")
+    operations.planner = SimpleNamespace(failed_now=lambda *_: failed)
+    with pytest.raises(CheckFailedError, match="has no leader") as caught:
+        operations.run(SimpleNamespace(parent=PARENT), 1000, False)
+    assert caught.value.changed is not settled and bool(written) is not settled
