@@ -137,18 +137,24 @@ class Driver:
         """Roll back the attempt under way; None if there is none, or none that is ``fit``.
 
         Raises:
-            ConflictError: it is committed and can only go forward.
+            ConflictError: it is committed and can only go forward; nobody is fenced.
         """
-        state = self._claim(deadline, fit)
-        if fit is not None and not fit(state):
+
+        def may_be_aborted(now: PartitionState) -> bool:
+            if fit is not None and not fit(now):
+                return False
+            if now.phase is Phase.COMMITTED and now.attempt is not None:
+                raise ConflictError(
+                    f"{now.parent}: attempt {now.attempt.id} is committed and can only go forward",
+                    hint=f"if its operator is dead run: kpsplit resume {now.parent}",
+                )
+            return True
+
+        state = self._claim(deadline, may_be_aborted)
+        if not may_be_aborted(state):
             return None
-        if state.phase is Phase.COMMITTED and state.attempt is not None:
-            raise ConflictError(
-                f"{state.parent}: attempt {state.attempt.id} is committed and can only go forward",
-                hint=f"run: kpsplit resume {state.parent}",
-            )
         before = state.attempt
-        settled = self._settle(state, ended_by, reason, deadline, forward=False)
+        settled = self._settle(state, ended_by, reason, deadline)
         return settled.last if before is not None and settled.attempt is None else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
@@ -363,13 +369,7 @@ class Driver:
         return after
 
     def _settle(
-        self,
-        state: PartitionState,
-        ended_by: EndedBy,
-        reason: str,
-        deadline: Deadline,
-        *,
-        forward: bool = True,
+        self, state: PartitionState, ended_by: EndedBy, reason: str, deadline: Deadline
     ) -> PartitionState:
         """Roll back what a dead operator left before its commit; finish what it left after it."""
         event = steps.settle(state, ended_by, reason)
@@ -379,7 +379,7 @@ class Driver:
             if attempt is not None and attempt.subtopic is not None:
                 with after_a_change():
                     state = self._delete_quietly(state, attempt.subtopic)
-        elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
+        elif state.phase is Phase.COMMITTED and state.attempt is not None:
             self._drive(state, AttemptProgress(state.attempt.id), deadline)
             with after_a_change():
                 state = self._claim(deadline, _nothing_under_way)

@@ -88,6 +88,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_something_was_changed",
     ),
     (
+        "fence the operator of what is committed before an abort is refused",
+        "splitter.driver",
+        "state = self._claim(deadline, may_be_aborted)",
+        "state = self._claim(deadline, fit)",
+        "unit/test_driver.py::test_an_abort_of_what_is_committed_leaves_its_live_operator_alone",
+    ),
+    (
         "roll back whatever is under way, whichever attempt the abort was asked for",
         "control.operations",
         "reason, deadline, lambda now: now.attempt == attempt)",

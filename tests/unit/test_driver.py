@@ -1000,3 +1000,25 @@ def test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_somethin
     with pytest.raises(CheckFailedError, match="has no leader") as caught:
         operations.run(SimpleNamespace(parent=PARENT), 1000, False)
     assert caught.value.changed is not settled and bool(written) is not settled
+
+
+def test_an_abort_of_what_is_committed_leaves_its_live_operator_alone() -> None:
+    cluster = with_producers("answers")
+    run(cluster)
+    merge = merge_attempt(cluster.state, (2, 3), WHOLE)
+    refused: list[KpsplitError] = []
+
+    class Asked(Simulated):
+        """While it seals somebody asks to roll it back."""
+
+        def seal(self, subtopics: Iterable[SubTopic], deadline: Any) -> None:
+            super().seal(subtopics, deadline)
+            attempt = self.cluster.state.attempt
+            for fit in (None, lambda now: now.attempt == attempt):
+                with pytest.raises(ConflictError, match="can only go forward") as caught:
+                    Driver(Simulated(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60), fit)
+                refused.append(caught.value)
+
+    outcome = Driver(Asked(cluster).ports).run(merge, 1, Time(cluster, 60))
+    assert outcome.result is Result.COMMITTED and cluster.state.phase is Phase.STEADY
+    assert [error.changed for error in refused] == [False, False]
