@@ -95,6 +95,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_driver.py::test_an_abort_of_what_is_committed_leaves_its_live_operator_alone",
     ),
     (
+        "advise to merge a partition that is not split",
+        "splitter.records.control",
+        'hint="merge it back into its parent" if split and not goes_back',
+        'hint="merge it back into its parent" if not goes_back',
+        "unit/test_records_control.py::test_no_attempt_begins_where_its_end_would_not_fit",
+    ),
+    (
         "roll back whatever is under way, whichever attempt the abort was asked for",
         "control.operations",
         "reason, deadline, lambda now: now.attempt == attempt)",
