@@ -188,7 +188,11 @@ class PartitionOperations:
 
     def _driver(self) -> Driver:
         ports = Ports(self._log, self._session.registrations(), self._topics, SystemClock())
-        return Driver(ports, self._observer)
+
+        def begun(attempt_id: str) -> None:
+            self._session.begun[self._parent] = attempt_id
+
+        return Driver(ports, self._observer, begun)
 
     def _report(self, outcome: Outcome, started: float) -> Report:
         """Return the report. Nothing here may fail: it would look as if nothing had been done."""

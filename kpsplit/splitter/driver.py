@@ -76,11 +76,15 @@ Missing = Callable[[Iterable[ProducerRegistration], str, str], tuple[ProducerReg
 
 
 class Driver:
-    """Runs operations on one logical partition. One thread; not reusable after an error."""
+    """Runs operations on one logical partition. One thread; not reusable after an error.
 
-    def __init__(self, ports: Ports, observer: Observer = lambda _: None) -> None:
-        self._ports = ports
-        self._observe = observer
+    ``begun``: told of an attempt, by its id, when it has the claim and nothing of it is on record.
+    """
+
+    def __init__(
+        self, ports: Ports, observer: Observer = lambda _: None, begun: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._ports, self._observe, self._begun = ports, observer, begun
         self._committing = False
         """Whether a COMMIT was sent: before that an attempt cannot have taken effect."""
         self._left_over = ""
@@ -153,12 +157,12 @@ class Driver:
         state = self._claim(deadline, may_be_aborted)
         if not may_be_aborted(state):
             return None
-        before = state.attempt
         settled = self._settle(state, ended_by, reason, deadline)
-        return settled.last if before is not None and settled.attempt is None else None
+        return settled.last if settled != state else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
         before = state
+        self._begun(attempt.id)
         with self._rolled_back_on_error(attempt.id, before):
             try:
                 state = self._record(before, Prepare(attempt), deadline)

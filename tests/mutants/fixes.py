@@ -102,6 +102,31 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_records_control.py::test_no_attempt_begins_where_its_end_would_not_fit",
     ),
     (
+        "call an attempt begun before it has the claim",
+        "splitter.driver",
+        "        found = self._claim(deadline, fit)\n        if found.phase is Phase.FROZEN:\n"
+        "            raise _frozen(found)\n        state",
+        "        self._begun(attempt.id)\n        found = self._claim(deadline, fit)\n"
+        "        if found.phase is Phase.FROZEN:\n            raise _frozen(found)\n        state",
+        "unit/test_driver.py::test_an_attempt_is_begun_when_it_has_the_claim_and_before_it_is_on_record",
+    ),
+    (
+        "roll back, when interrupted, whatever is under way",
+        "admin_cli.operating",
+        "return attempt is not None and attempt.id == attempt_id and state.phase",
+        "return attempt is not None and state.phase",
+        "unit/test_cli_interrupts.py::"
+        "test_who_is_interrupted_while_it_waits_for_its_turn_has_changed_nothing",
+    ),
+    (
+        "call an operation of others one's own when interrupted",
+        "admin_cli.operating",
+        "    ours = next(on_record, None)\n",
+        "    ours = next(on_record, state.last and state.last.attempt.id)\n",
+        "unit/test_cli_interrupts.py::"
+        "test_who_is_interrupted_while_it_waits_for_its_turn_has_changed_nothing",
+    ),
+    (
         "roll back whatever is under way, whichever attempt the abort was asked for",
         "control.operations",
         "reason, deadline, lambda now: now.attempt == attempt)",

@@ -1022,3 +1022,19 @@ def test_an_abort_of_what_is_committed_leaves_its_live_operator_alone() -> None:
     outcome = Driver(Asked(cluster).ports).run(merge, 1, Time(cluster, 60))
     assert outcome.result is Result.COMMITTED and cluster.state.phase is Phase.STEADY
     assert [error.changed for error in refused] == [False, False]
+
+
+@pytest.mark.parametrize(("at", "begun"), [(0, {}), (1, {PARENT: "s"})], ids=["claim", "prepare"])
+def test_an_attempt_is_begun_when_it_has_the_claim_and_before_it_is_on_record(
+    at: int, begun: dict[PhysicalPartition, str]
+) -> None:
+    """Who is interrupted while it waits for its turn has begun nothing."""
+    waiting = Simulated(Cluster(), Fault(at, False, KeyboardInterrupt))
+    operations: Any = object.__new__(PartitionOperations)
+    operations._parent, operations._log, operations._topics = PARENT, waiting, waiting
+    operations._session = SimpleNamespace(begun={}, registrations=lambda: waiting)
+    operations._observer = lambda _: None
+    with pytest.raises(KeyboardInterrupt):
+        operations._driver().run(split_attempt(UNSPLIT, 0, RANGES, "s"), 0, Time(waiting.cluster, 60))
+    assert operations._session.begun == begun
+    assert waiting.cluster.history == []
