@@ -268,8 +268,8 @@ class Admin:
             force: pass over failed checks that allow it.
 
         Raises:
-            ConflictError: an operation is in progress (the message says whose and since when), or the
-                partition is not at the plan's epoch any more.
+            ConflictError: an operation is in progress (the message says whose and since when), the partition
+                is not at the plan's epoch any more, or another process ended what was begun.
             CheckFailedError: a check of the plan fails now; ``force`` passes over forceable ones.
             DeadlineExceededError: rolled back, see ``changed``.
         """
@@ -341,6 +341,10 @@ class Admin:
         """Return what ``retire`` would delete now, and what it would keep; changes nothing."""
         with self._on(parent, observer) as operations:
             return operations.plan_retire(force)
+
+    def begun(self, parent: PhysicalPartition) -> str | None:
+        """Return the id of the attempt that this object began last on a partition, None if there is none."""
+        return self._session.begun.get(parent)
 
     # -- looking -------------------------------------------------------------------------------------
 

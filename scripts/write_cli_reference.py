@@ -34,7 +34,7 @@ line.
 | 3 | a check failed; `retire`: a sub-topic was kept |
 | 4 | timeout |
 | 5 | conflict: another operator holds the operation, or a plan is out of date |
-| 130, 143 | ended by Ctrl-C or SIGTERM. An operation under way was rolled back first; the last line says so |
+| 130, 143 | ended by Ctrl-C or SIGTERM. What the run had begun was rolled back first; the last line says so |
 | 141 | the reader of stdout has closed it |
 
 `split`, `merge`, `resume`, `abort`, `retire`, `seek`, `forget` and `doctor --forget` ask before they change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
 from kpsplit.control.planning import refuse_moved_on
 from kpsplit.control.plans import Plan
 from kpsplit.control.preconditions import refusal
-from kpsplit.control.session import operator_name
 from kpsplit.control.status import Report
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
+from kpsplit.splitter.steps import took_effect
 
 LARGEST_PLAN_FILE = 1 << 20
 _SAVE = "save one with: kpsplit plan TOPIC/P --save FILE"
@@ -89,48 +89,73 @@ def report_on(call: Call, report: Report) -> None:
 
 
 @contextmanager
-def explained_interrupt(call: Call, operations: Admin, parent: PhysicalPartition) -> Iterator[None]:
-    """Turn an interruption into Interrupted, with what became of the operation: rolled back if possible."""
+def explained_interrupt(
+    call: Call, operations: Admin, parent: PhysicalPartition, *, resumes: bool = False
+) -> Iterator[None]:
+    """Turn an interruption into Interrupted, with what became of the operation: rolled back if possible.
+
+    ``resumes``: the operation is the one that is under way now, if there is one.
+    """
     before = operations.view().state(parent)
+    left = before.attempt.id if resumes and before is not None and before.attempt is not None else None
     try:
         yield
     except BaseException as error:  # C code turns a Ctrl-C into other errors: is_interrupt knows them
         if not is_interrupt(error):
             raise
-        raise Interrupted(_what_became_of(call, parent, before)) from None
+        what = _what_became_of(call, parent, before, operations.begun(parent), left)
+        raise Interrupted(what) from None
 
 
-def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionState | None) -> str:
+def _what_became_of(
+    call: Call, parent: PhysicalPartition, before: PartitionState | None, begun: str | None, left: str | None
+) -> str:
     """Read back how a partition stands, roll back what the driver could not; never raises."""
     state = None
     try:
         # New clients: the interruption may have hit the old ones in the middle of a call.
         with call.operations() as operations:
             state = operations.view().state(parent)
-            if state is not None and _is_ours(state):
-                operations.abort(parent, "interrupted")
+            if state is not None and _can_be_rolled_back(state, begun):
+                with suppress(KpsplitError):
+                    operations.abort(parent, "interrupted")
                 state = operations.view().state(parent)
     except (KpsplitError, KeyboardInterrupt):
         pass
-    if state is None or before is None:
-        return f"the outcome of the operation is unknown; see: kpsplit status {parent}"
-    return standing(before, state)
+    return _unknown(parent) if state is None or before is None else standing(before, state, begun, left)
 
 
-def _is_ours(state: PartitionState) -> bool:
-    """Return whether an attempt of this very process is under way and can still be rolled back."""
+def _can_be_rolled_back(state: PartitionState, attempt_id: str | None) -> bool:
     attempt = state.attempt
-    return attempt is not None and attempt.operator == operator_name() and state.phase is not Phase.COMMITTED
+    return attempt is not None and attempt.id == attempt_id and state.phase is not Phase.COMMITTED
 
 
-def standing(before: PartitionState, state: PartitionState) -> str:
-    """Say what happened between two states of a partition."""
+def standing(
+    before: PartitionState, state: PartitionState, begun: str | None, left: str | None = None
+) -> str:
+    """Say what became of a run's operation between two states of a partition; others may have changed it too.
+
+    ``begun``: the id of the attempt that the run began, if it did. ``left``: of the one that it resumed.
+    """
     parent = state.parent
-    if state.attempt is not None and state.phase is not Phase.COMMITTED:
-        return f"{parent} is still {state.phase}; roll it back with: kpsplit abort {parent}"
-    if state.epoch > before.epoch:
-        follow = f"; finish with: kpsplit resume {parent}" if state.attempt else ""
+    on_record = (i for i in (begun, left) if i is not None and took_effect(state, i) is not None)
+    ours = next(on_record, None)
+    under_way = ours is not None and state.attempt is not None and state.attempt.id == ours
+    if ours is not None and took_effect(state, ours):
+        follow = f"; finish with: kpsplit resume {parent}" if under_way else ""
         return f"the operation took effect, {parent} is at epoch {state.epoch}{follow}"
-    rolled_back = state.revision > before.revision
-    what = "the operation was rolled back" if rolled_back else UNCHANGED
+    what = UNCHANGED
+    if state.revision != before.revision:
+        if under_way:
+            return f"{parent} is still {state.phase}; roll it back with: kpsplit abort {parent}"
+        if ours is not None:
+            what = "the operation was rolled back"
+        elif begun is not None:  # others have ended an operation since: the record says nothing of ours
+            return _unknown(parent)
+        elif (before.phase is Phase.FROZEN) != (state.phase is Phase.FROZEN):
+            what = "the partition was frozen" if state.phase is Phase.FROZEN else "the partition was thawed"
     return f"{what}, {parent} is {state.phase} at epoch {state.epoch}"
+
+
+def _unknown(parent: PhysicalPartition) -> str:
+    return f"the outcome of the operation is unknown; see: kpsplit status {parent}"

@@ -77,15 +77,20 @@ class PartitionOperations:
         refuse_moved_on(plan, state)
         session.registrations().read(deadline).to_ask(topic)  # nobody is refused in the middle
         enrolment = view.enrolments.get(topic)
-        if enrolment is not None and not enrolment.settled and not enrolment.returning:
+        unsettled = enrolment is not None and not enrolment.settled and not enrolment.returning
+        if enrolment is not None and unsettled:
             enroller(session, self._observer).settle(session.admin.describe(topic), enrolment, deadline)
-        failed = self.planner.failed_now(plan, view, force, deadline)
-        if failed is not None:
-            freezes = failed.name == LOG_WHOLE and self.freeze(failed.message)
-            with after_a_change(done=freezes):
-                raise refusal(failed)
+        with after_a_change(done=unsettled):
+            failed = self.planner.failed_now(plan, view, force, deadline)
+            if failed is not None:
+                freezes = failed.name == LOG_WHOLE and self.freeze(failed.message)
+                with after_a_change(done=freezes):
+                    raise refusal(failed)
+            attempt = numbered(plan.attempt(session.operator, max_pause_ms), state)
+            return self._run_checked(plan, state, attempt)
+
+    def _run_checked(self, plan: Plan, state: PartitionState, attempt: Attempt) -> Report:
         started = monotonic()
-        attempt = numbered(plan.attempt(session.operator, max_pause_ms), state)
         self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
 
         def fit(now: PartitionState) -> bool:
@@ -93,7 +98,7 @@ class PartitionOperations:
             return True
 
         with _foreign_name_is_a_conflict():
-            outcome = self._driver().run(attempt, plan.epoch, deadline, fit)
+            outcome = self._driver().run(attempt, plan.epoch, self._deadline, fit)
         return self._report(outcome, started)
 
     def resume(self, max_pause_ms: int | None) -> Report | None:
@@ -183,7 +188,11 @@ class PartitionOperations:
 
     def _driver(self) -> Driver:
         ports = Ports(self._log, self._session.registrations(), self._topics, SystemClock())
-        return Driver(ports, self._observer)
+
+        def begun(attempt_id: str) -> None:
+            self._session.begun[self._parent] = attempt_id
+
+        return Driver(ports, self._observer, begun)
 
     def _report(self, outcome: Outcome, started: float) -> Report:
         """Return the report. Nothing here may fail: it would look as if nothing had been done."""

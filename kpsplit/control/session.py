@@ -57,12 +57,16 @@ def lease_seconds(tail: ControlTail) -> float:
 
 
 class ClusterSession:
-    """One cluster and the clients to it. ``operator``: the name of this process in the control topic."""
+    """One cluster and the clients to it. ``operator``: the name of this process in the control topic.
+
+    ``begun``: the attempt that was begun last by this session on each partition, by its id.
+    """
 
     def __init__(self, connection: Connection, timeout_seconds: float) -> None:
         self.connection = connection
         self.admin = ClusterAdmin(connection)
         self.operator = operator_name()
+        self.begun: dict[PhysicalPartition, str] = {}
         self._timeout = timeout_seconds
         self._control: ControlTail | None = None
         self._registrations: ProducersLog | None = None

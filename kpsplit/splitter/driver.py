@@ -76,11 +76,15 @@ Missing = Callable[[Iterable[ProducerRegistration], str, str], tuple[ProducerReg
 
 
 class Driver:
-    """Runs operations on one logical partition. One thread; not reusable after an error."""
+    """Runs operations on one logical partition. One thread; not reusable after an error.
 
-    def __init__(self, ports: Ports, observer: Observer = lambda _: None) -> None:
-        self._ports = ports
-        self._observe = observer
+    ``begun``: told of an attempt, by its id, when it has the claim and nothing of it is on record.
+    """
+
+    def __init__(
+        self, ports: Ports, observer: Observer = lambda _: None, begun: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._ports, self._observe, self._begun = ports, observer, begun
         self._committing = False
         """Whether a COMMIT was sent: before that an attempt cannot have taken effect."""
         self._left_over = ""
@@ -96,16 +100,17 @@ class Driver:
             DeadlineExceededError: the fence or the whole call took too long; it was rolled back.
             KpsplitError: a step failed; ``changed`` says whether anything was changed, and ``hint`` what.
         """
-        state = self._claim(deadline, fit)
-        if state.phase is Phase.FROZEN:
-            raise _frozen(state)
-        state = self._settle(state, EndedBy.TAKEOVER, "a newer operation took over", deadline)
-        if state.epoch != epoch:
-            raise ConflictError(
-                f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
-                hint="plan again",
-            )
-        return self._begin(state, steps.numbered(attempt, state), deadline)
+        found = self._claim(deadline, fit)
+        if found.phase is Phase.FROZEN:
+            raise _frozen(found)
+        state = self._settle(found, EndedBy.TAKEOVER, "a newer operation took over", deadline)
+        with after_a_change(done=state != found):
+            if state.epoch != epoch:
+                raise ConflictError(
+                    f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
+                    hint="plan again",
+                )
+            return self._begin(state, steps.numbered(attempt, state), deadline)
 
     def resume(
         self,
@@ -118,17 +123,17 @@ class Driver:
         A committed attempt goes forward. One that was not committed is rolled back and begun anew as the
         attempt that ``renew`` makes of it. ``fit``: as for ``run``.
         """
-        state = self._claim(deadline, fit)
-        if state.phase is Phase.FROZEN:
-            raise _frozen(state)
-        if state.attempt is not None and state.phase is Phase.COMMITTED:
-            return self._drive(state, AttemptProgress(state.attempt.id), deadline)
-        state = self._settle(state, EndedBy.TAKEOVER, "taken over by resume", deadline)
+        found = self._claim(deadline, fit)
+        if found.phase is Phase.FROZEN:
+            raise _frozen(found)
+        if found.attempt is not None and found.phase is Phase.COMMITTED:
+            return self._drive(found, AttemptProgress(found.attempt.id), deadline)
+        state = self._settle(found, EndedBy.TAKEOVER, "taken over by resume", deadline)
         last = state.last
         if last is None or last.result is Result.COMMITTED or last.ended_by is not EndedBy.TAKEOVER:
             return None
-        attempt = renew(state, last.attempt)
-        return self._begin(state, attempt, deadline)
+        with after_a_change(done=state != found):
+            return self._begin(state, renew(state, last.attempt), deadline)
 
     def abort(
         self, ended_by: EndedBy, reason: str, deadline: Deadline, fit: Fit | None = None
@@ -136,22 +141,28 @@ class Driver:
         """Roll back the attempt under way; None if there is none, or none that is ``fit``.
 
         Raises:
-            ConflictError: it is committed and can only go forward.
+            ConflictError: it is committed and can only go forward; nobody is fenced.
         """
-        state = self._claim(deadline, fit)
-        if fit is not None and not fit(state):
+
+        def may_be_aborted(now: PartitionState) -> bool:
+            if fit is not None and not fit(now):
+                return False
+            if now.phase is Phase.COMMITTED and now.attempt is not None:
+                raise ConflictError(
+                    f"{now.parent}: attempt {now.attempt.id} is committed and can only go forward",
+                    hint=f"if its operator is dead run: kpsplit resume {now.parent}",
+                )
+            return True
+
+        state = self._claim(deadline, may_be_aborted)
+        if not may_be_aborted(state):
             return None
-        if state.phase is Phase.COMMITTED and state.attempt is not None:
-            raise ConflictError(
-                f"{state.parent}: attempt {state.attempt.id} is committed and can only go forward",
-                hint=f"run: kpsplit resume {state.parent}",
-            )
-        before = state.attempt
-        settled = self._settle(state, ended_by, reason, deadline, forward=False)
-        return settled.last if before is not None and settled.attempt is None else None
+        settled = self._settle(state, ended_by, reason, deadline)
+        return settled.last if settled != state else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
         before = state
+        self._begun(attempt.id)
         with self._rolled_back_on_error(attempt.id, before):
             try:
                 state = self._record(before, Prepare(attempt), deadline)
@@ -362,13 +373,7 @@ class Driver:
         return after
 
     def _settle(
-        self,
-        state: PartitionState,
-        ended_by: EndedBy,
-        reason: str,
-        deadline: Deadline,
-        *,
-        forward: bool = True,
+        self, state: PartitionState, ended_by: EndedBy, reason: str, deadline: Deadline
     ) -> PartitionState:
         """Roll back what a dead operator left before its commit; finish what it left after it."""
         event = steps.settle(state, ended_by, reason)
@@ -376,10 +381,12 @@ class Driver:
             attempt = state.attempt
             state = self._record(state, event, deadline, decided=True)
             if attempt is not None and attempt.subtopic is not None:
-                state = self._delete_quietly(state, attempt.subtopic)
-        elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
+                with after_a_change():
+                    state = self._delete_quietly(state, attempt.subtopic)
+        elif state.phase is Phase.COMMITTED and state.attempt is not None:
             self._drive(state, AttemptProgress(state.attempt.id), deadline)
-            state = self._claim(deadline, _nothing_under_way)
+            with after_a_change():
+                state = self._claim(deadline, _nothing_under_way)
         return state
 
     def _roll_back(self, attempt_id: str, cause: BaseException, *, on_record: bool) -> PartitionState | None:
@@ -489,6 +496,5 @@ def _nothing_under_way(state: PartitionState) -> bool:
         raise FencedError(
             f"{state.parent}: attempt {state.attempt.id} of {state.attempt.operator} is under way",
             hint=f"look at: kpsplit status {state.parent}",
-            changed=True,
         )
     return True

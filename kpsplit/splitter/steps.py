@@ -195,6 +195,12 @@ def _ended(state: PartitionState, progress: AttemptProgress) -> Done:
     last = state.last
     if last is None or last.attempt.id != progress.attempt_id:
         raise FencedError(f"{state.parent}: attempt {progress.attempt_id} is not under way")
+    if last.result is Result.ROLLED_BACK:  # not by this run, which raises the error that made it do so
+        raise FencedError(
+            f"{state.parent}: attempt {last.attempt.id} was ended by another process"
+            f" ({last.reason or last.ended_by})",
+            hint=f"look at: kpsplit status {state.parent}",
+        )
     return Done(last)
 
 

@@ -16,7 +16,6 @@ from kpsplit import __version__
 from kpsplit.admin_cli import call as calls
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.main import BY_NAME, VERBS, cli, load
-from kpsplit.admin_cli.operating import standing
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningCluster
 from kpsplit.devcluster.process import START_SECONDS
 from kpsplit.errors import (
@@ -26,10 +25,7 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
 )
-from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Abort, EndedBy
 from tests.cli.conftest import Kpsplit
-from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 
 PRESENT = [verb for verb in VERBS if verb.name != "demo"]
 
@@ -213,18 +209,6 @@ def test_a_traceback_is_shown_only_with_vv(monkeypatch) -> None:
     shown = invoke(*arguments, "-vv").stderr
     assert "Traceback" in shown
     assert "hunter2" not in shown
-
-
-def test_an_interruption_says_what_became_of_the_operation() -> None:
-    split = split_attempt(UNSPLIT, 0, life().split.lineage.segments[0].range.split_evenly(2))
-    cut = fenced(UNSPLIT, split)
-    back = apply(cut, Abort(split.id, EndedBy.OPERATOR, "interrupted"))
-    forward = committed(UNSPLIT, split, {0: 10})
-    assert standing(UNSPLIT, UNSPLIT).startswith("nothing was changed")
-    assert standing(UNSPLIT, back).startswith("the operation was rolled back")
-    assert "roll it back with: kpsplit abort orders/3" in standing(UNSPLIT, cut)
-    assert standing(UNSPLIT, forward).startswith("the operation took effect, orders/3 is at epoch 1")
-    assert "kpsplit resume orders/3" in standing(UNSPLIT, forward)
 
 
 def test_json_data_is_one_line_of_ascii(capsys) -> None:

@@ -65,6 +65,68 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_driver.py::test_a_write_of_unknown_outcome_fences_nobody_who_began_something_since",
     ),
     (
+        "call an attempt done that another process rolled back",
+        "splitter.steps",
+        "    if last.result is Result.ROLLED_BACK:  # not by this run, which",
+        "    if False:  # not by this run, which",
+        "unit/test_driver.py::test_an_attempt_that_somebody_ended_before_a_write_was_read_back_is_not_done",
+    ),
+    (
+        "say that nothing was changed where a resume has rolled back and goes no further",
+        "splitter.driver",
+        "        with after_a_change(done=state != found):\n            return self._begin(state, renew",
+        "        with after_a_change(done=False):\n            return self._begin(state, renew",
+        "unit/test_driver.py::"
+        "test_a_resume_that_fails_after_it_has_rolled_back_does_not_say_that_nothing_was_changed",
+    ),
+    (
+        "say that nothing was changed where an enrolment was settled before the refusal",
+        "control.operations",
+        "with after_a_change(done=unsettled):",
+        "with after_a_change(done=False):",
+        "unit/test_driver.py::"
+        "test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_something_was_changed",
+    ),
+    (
+        "fence the operator of what is committed before an abort is refused",
+        "splitter.driver",
+        "state = self._claim(deadline, may_be_aborted)",
+        "state = self._claim(deadline, fit)",
+        "unit/test_driver.py::test_an_abort_of_what_is_committed_leaves_its_live_operator_alone",
+    ),
+    (
+        "advise to merge a partition that is not split",
+        "splitter.records.control",
+        'hint="merge it back into its parent" if split and not goes_back',
+        'hint="merge it back into its parent" if not goes_back',
+        "unit/test_records_control.py::test_no_attempt_begins_where_its_end_would_not_fit",
+    ),
+    (
+        "call an attempt begun before it has the claim",
+        "splitter.driver",
+        "        found = self._claim(deadline, fit)\n        if found.phase is Phase.FROZEN:\n"
+        "            raise _frozen(found)\n        state",
+        "        self._begun(attempt.id)\n        found = self._claim(deadline, fit)\n"
+        "        if found.phase is Phase.FROZEN:\n            raise _frozen(found)\n        state",
+        "unit/test_driver.py::test_an_attempt_is_begun_when_it_has_the_claim_and_before_it_is_on_record",
+    ),
+    (
+        "roll back, when interrupted, whatever is under way",
+        "admin_cli.operating",
+        "return attempt is not None and attempt.id == attempt_id and state.phase",
+        "return attempt is not None and state.phase",
+        "unit/test_cli_interrupts.py::"
+        "test_who_is_interrupted_while_it_waits_for_its_turn_has_changed_nothing",
+    ),
+    (
+        "call an operation of others one's own when interrupted",
+        "admin_cli.operating",
+        "    ours = next(on_record, None)\n",
+        "    ours = next(on_record, state.last and state.last.attempt.id)\n",
+        "unit/test_cli_interrupts.py::"
+        "test_who_is_interrupted_while_it_waits_for_its_turn_has_changed_nothing",
+    ),
+    (
         "roll back whatever is under way, whichever attempt the abort was asked for",
         "control.operations",
         "reason, deadline, lambda now: now.attempt == attempt)",

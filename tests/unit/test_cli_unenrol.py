@@ -73,6 +73,9 @@ class Operations:
     def lineage(self, _parent: object) -> Any:
         return life().split.lineage
 
+    def begun(self, _parent: object) -> None:
+        return None
+
     def merge(self, parent: object, **_: object) -> None:
         self._step(f"merge {parent}")
 

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from kpsplit.control.operations import PartitionOperations
+from kpsplit.control.plans import Check
 from kpsplit.errors import (
+    CheckFailedError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
@@ -768,9 +770,35 @@ def test_an_attempt_that_somebody_ended_before_its_prepare_was_read_back_is_not_
         raise UnknownOutcomeError("no acknowledgement")
 
     simulated = Simulated(cluster, Fault(first, written, hook=end_it))
-    attempt = split_attempt(UNSPLIT, 0, RANGES, "s")
-    outcome = Driver(simulated.ports).run(attempt, 0, Time(cluster, 60))
-    assert outcome.result is (Result.ROLLED_BACK if written else Result.COMMITTED)
+    if written:
+        with pytest.raises(FencedError, match=r"attempt s was ended by another process \(asked\)"):
+            run_with(simulated)
+    else:
+        run_with(simulated)
+    assert cluster.state.epoch == (not written)
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("event", ["fence", "commit"])
+@pytest.mark.parametrize("ended_by", [EndedBy.TAKEOVER, EndedBy.REQUEST])
+def test_an_attempt_that_somebody_ended_before_a_write_was_read_back_is_not_done(
+    event: str, ended_by: EndedBy
+) -> None:
+    cluster = with_producers("answers")
+    names = run(with_producers("answers")).names
+    records = [n for n, name in enumerate(names) if name == "record"]
+    holders: list[int] = []
+
+    def end_it() -> None:
+        Driver(Simulated(cluster).ports).abort(ended_by, "too late", Time(cluster, 60))
+        holders.append(cluster.holder)
+        raise UnknownOutcomeError("no acknowledgement")
+
+    with pytest.raises(FencedError, match=r"ended by another process \(too late\)") as caught:
+        run(cluster, Fault(records[1 + (event == "commit")], False, hook=end_it))
+    assert caught.value.changed is False and "kpsplit status orders/3" in (caught.value.hint or "")
+    assert holders == [cluster.holder], "it fences nobody"
+    assert cluster.state.epoch == 0
     assert_resting(cluster)
 
 
@@ -893,3 +921,120 @@ def test_what_a_dead_operator_left_is_settled_without_fencing_who_begins_somethi
     with pytest.raises(FencedError, match="is under way") as caught:
         Driver(Overtaken(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "x"), 1, Time(cluster, 60))
     assert newer.token == cluster.holder and caught.value.changed is True
+
+
+def dead_in_the_fence() -> Cluster:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 4))
+    assert cluster.state.phase is Phase.FENCED
+    return cluster
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["nothing to settle", "an attempt to settle"])
+@pytest.mark.parametrize("where", ["renew", "begin"])
+def test_a_resume_that_fails_after_it_has_rolled_back_does_not_say_that_nothing_was_changed(
+    where: str, left: bool
+) -> None:
+    cluster = dead_in_the_fence()
+    if not left:
+        Driver(Simulated(cluster).ports).abort(EndedBy.TAKEOVER, "gone", Time(cluster, 60))
+    cluster.producer(1, "unacknowledged")
+    revision = cluster.state.revision
+
+    def renew(state: PartitionState, last: Attempt) -> Attempt:
+        if where == "begin":
+            return renewed(state, last)
+        assert (state.revision > revision) is left
+        raise CheckFailedError("orders/3 has no leader", hint="wait for it")
+
+    error = CheckFailedError if where == "renew" else DeadlineExceededError
+    with pytest.raises(error) as caught:
+        Driver(Simulated(cluster).ports).resume(renew, Time(cluster, 60))
+    assert caught.value.changed is left
+    assert where == "begin" or caught.value.hint == "wait for it"
+    assert_resting(cluster)
+
+
+def test_a_run_that_fails_after_it_has_taken_over_does_not_say_that_nothing_was_changed() -> None:
+    cluster = dead_in_the_fence()
+    with pytest.raises(ConflictError, match="the plan was made for epoch 7") as caught:
+        Driver(Simulated(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "late"), 7, Time(cluster, 60))
+    assert caught.value.changed is True
+    assert_resting(cluster)
+
+
+def test_an_abort_that_is_fenced_after_its_rollback_says_that_something_was_changed() -> None:
+    cluster = dead_in_the_fence()
+
+    class Taken(Simulated):
+        def delete_abandoned(self, name: str, deadline: Any) -> None:
+            raise FencedError("another operator took over")
+
+    with pytest.raises(FencedError) as caught:
+        Driver(Taken(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+    assert caught.value.changed is True
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_run_that_is_refused_after_it_settled_the_enrolment_says_that_something_was_changed(
+    settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    enroller = SimpleNamespace(settle=lambda *what: written.append(what))
+    monkeypatch.setattr("kpsplit.control.operations.enroller", lambda *_: enroller)
+    monkeypatch.setattr("kpsplit.control.operations.refuse_moved_on", lambda *_: None)
+    enrolment = SimpleNamespace(settled=settled, returning=False)
+    operations: Any = object.__new__(PartitionOperations)
+    operations._parent, operations._deadline, operations._observer = PARENT, None, None
+    operations._log = SimpleNamespace(peek=lambda _: UNSPLIT)
+    registered = SimpleNamespace(read=lambda _: Registrations())
+    operations._session = SimpleNamespace(
+        read=lambda _: SimpleNamespace(enrolments={PARENT.topic: enrolment}),
+        registrations=lambda: registered,
+        admin=SimpleNamespace(describe=lambda topic: topic),
+    )
+    failed = Check("leader", False, "orders/3 has no leader", "wait for it")
+    operations.planner = SimpleNamespace(failed_now=lambda *_: failed)
+    with pytest.raises(CheckFailedError, match="has no leader") as caught:
+        operations.run(SimpleNamespace(parent=PARENT), 1000, False)
+    assert caught.value.changed is not settled and bool(written) is not settled
+
+
+def test_an_abort_of_what_is_committed_leaves_its_live_operator_alone() -> None:
+    cluster = with_producers("answers")
+    run(cluster)
+    merge = merge_attempt(cluster.state, (2, 3), WHOLE)
+    refused: list[KpsplitError] = []
+
+    class Asked(Simulated):
+        """While it seals somebody asks to roll it back."""
+
+        def seal(self, subtopics: Iterable[SubTopic], deadline: Any) -> None:
+            super().seal(subtopics, deadline)
+            attempt = self.cluster.state.attempt
+            for fit in (None, lambda now: now.attempt == attempt):
+                with pytest.raises(ConflictError, match="can only go forward") as caught:
+                    Driver(Simulated(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60), fit)
+                refused.append(caught.value)
+
+    outcome = Driver(Asked(cluster).ports).run(merge, 1, Time(cluster, 60))
+    assert outcome.result is Result.COMMITTED and cluster.state.phase is Phase.STEADY
+    assert [error.changed for error in refused] == [False, False]
+
+
+@pytest.mark.parametrize(("at", "begun"), [(0, {}), (1, {PARENT: "s"})], ids=["claim", "prepare"])
+def test_an_attempt_is_begun_when_it_has_the_claim_and_before_it_is_on_record(
+    at: int, begun: dict[PhysicalPartition, str]
+) -> None:
+    """Who is interrupted while it waits for its turn has begun nothing."""
+    waiting = Simulated(Cluster(), Fault(at, False, KeyboardInterrupt))
+    operations: Any = object.__new__(PartitionOperations)
+    operations._parent, operations._log, operations._topics = PARENT, waiting, waiting
+    operations._session = SimpleNamespace(begun={}, registrations=lambda: waiting)
+    operations._observer = lambda _: None
+    with pytest.raises(KeyboardInterrupt):
+        operations._driver().run(split_attempt(UNSPLIT, 0, RANGES, "s"), 0, Time(waiting.cluster, 60))
+    assert operations._session.begun == begun
+    assert waiting.cluster.history == []

@@ -37,7 +37,7 @@ def command(
     max_pause_ms = None if max_pause is None else round(max_pause * 1000)
     with (
         call.operations() as operations,
-        explained_interrupt(call, operations, partition),
+        explained_interrupt(call, operations, partition, resumes=True),
         StepProgress(stderr()) as progress,
     ):
         report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)

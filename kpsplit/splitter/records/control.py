@@ -49,6 +49,12 @@ As much again is kept free for the merge after what leaves the partition split: 
 """
 
 
+_NO_ROOM = (
+    "no further operation is possible on this partition, clients go on with it as it is; "
+    "to divide its load further use a new topic"
+)
+
+
 class Partitioner(StrEnum):
     """How the applications of a topic choose the partition of a key."""
 
@@ -218,9 +224,10 @@ def encode_state(state: PartitionState) -> bytes:
     if state.attempt is not None and state.phase is Phase.PREPARING:
         goes_back = state.attempt.target is Target.PARENT
         if len(data) > MAX_BYTES - ROOM_TO_END * (1 if goes_back else 2):
-            hint = "no further operation is possible" if goes_back else "merge it back into its parent"
+            split = all(s.kind is not SegmentKind.PARENT for s in state.lineage.open_segments())
             raise RecordError(
-                f"{state.parent}: its lineage is too long for this operation ({len(data)} bytes)", hint=hint
+                f"{state.parent}: its lineage is too long for this operation ({len(data)} bytes)",
+                hint="merge it back into its parent" if split and not goes_back else _NO_ROOM,
             )
     return data
 
