@@ -1602,6 +1602,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "severity = Severity.NOTE",
         NUMBERS + "test_producers_without_a_certificate_are_a_note_or_cannot_be_judged",
     ),
+    (
+        "let a stamped record pass in an overflow",
+        "spark_jobs.verification.checks",
+        "if t.stamped and kind is SegmentKind.OVERFLOW:",
+        "if False:",
+        NUMBERS + "test_phantoms_are_for_stamped_records_and_overflows_for_the_others",
+    ),
     # back to plain clients
     (
         "let new records pass the stamped ones of a topic that is left",

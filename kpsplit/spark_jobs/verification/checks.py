@@ -151,16 +151,20 @@ _FOREIGN: dict[Fate, str] = {
 
 
 def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
-    """Return records that nobody who uses kpsplit wrote, and where they are harmless: a note."""
+    """Return records where nobody of their kind writes; a note, where that is harmless."""
     states = {state.parent.partition: state for state in snapshot.states}
     for t in totals:
         state = states[t.partition]
         if t.fate in _FOREIGN:
             yield _foreign(state.parent, t, Severity.FINDING, _FOREIGN[t.fate])
-        elif t.fate is Fate.DATA and not t.stamped and t.segment is not None:
-            if state.lineage.get(t.segment).kind is SegmentKind.PHANTOM:
+        elif t.fate is Fate.DATA and t.segment is not None:
+            kind = state.lineage.get(t.segment).kind
+            if t.stamped and kind is SegmentKind.OVERFLOW:
+                where = "with a stamp in an overflow, in no order with those of the phantoms: delivered"
+                yield _foreign(state.parent, t, Severity.FINDING, where)
+            elif not t.stamped and kind is SegmentKind.PHANTOM:
                 yield _foreign(state.parent, t, Severity.FINDING, "in a phantom partition")
-            else:
+            elif not t.stamped:
                 where = "without a stamp, written past kpsplit or while the topic was not enrolled: delivered"
                 yield _foreign(state.parent, t, Severity.NOTE, where)
 
