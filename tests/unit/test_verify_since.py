@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import UnreachableError, UsageError
+from kpsplit.clock import wall_ms
+from kpsplit.errors import AuthorizationError, UnreachableError, UsageError
+from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification import job
+from kpsplit.spark_jobs.verification.checks import lost_findings
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
     commits_move_forward,
@@ -24,6 +27,7 @@ from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import (
     JudgedFrom,
     Since,
+    doubtful,
     lost,
     not_whole,
     start_of,
@@ -101,6 +105,63 @@ def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> No
     assert [x.segment.id for x in lost(snapshot, early)] == [phantom.id]
     assert lost(snapshot, late) == []
     assert (0, phantom.id) in not_whole(snapshot, late)
+
+
+@pytest.mark.parametrize("written_since", [False, True], ids=["empty", "young"])
+@pytest.mark.parametrize(("kept", "severity"), [(True, Severity.NOTE), (False, Severity.UNPROVEN)])
+def test_what_retention_took_was_older_than_the_time_if_the_topic_keeps_records_longer(
+    kept, severity, written_since
+) -> None:
+    world = World(0)
+    busy(world, 1)
+    world.lows[world.parent] = len(world.logs[world.parent])
+    if written_since:
+        busy(world, 1)
+    logs = frozenset({world.parent} if kept else ())
+    snapshot, at = world.snapshot(), replace(since(world, {}), kept=logs)
+    assert doubtful(snapshot, at) == {world.parent}
+    (finding,) = lost_findings(snapshot, start_of(snapshot, at))
+    assert (finding.severity, finding.first, finding.last) == (severity, 0, world.lows[world.parent] - 1)
+    assert ("retention.ms" in finding.message, "without --since" in finding.message) == (kept, not kept)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({}, True),
+        ({"retention.ms": "3000000"}, False),
+        ({"retention.ms": "3900000"}, False),
+        ({"retention.ms": "-1"}, False),
+        ({"retention.bytes": "1000"}, False),
+        ({"cleanup.policy": "compact"}, False),
+        ({"cleanup.policy": "compact,delete"}, True),
+        (None, False),
+        (AuthorizationError("no"), False),
+    ],
+    ids=str,
+)
+def test_only_settings_that_keep_what_is_younger_tell_that_it_was_older(config, kept, monkeypatch) -> None:
+    """A time of an hour ago, and ten minutes by which clocks may differ."""
+    world = World(0)
+    busy(world, 1)
+    world.lows[world.parent] = len(world.logs[world.parent])
+
+    class Brokers:
+        def __init__(self, _: Connection) -> None: ...
+
+        def offsets_at(self, places: Collection[PhysicalPartition], _: int) -> dict[PhysicalPartition, int]:
+            return {}
+
+        def find(self, topic: str) -> TopicFacts | None:
+            if isinstance(config, Exception):
+                raise config
+            usual = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
+            return None if config is None else TopicFacts(topic, "id", (), usual | config)
+
+    monkeypatch.setattr(job, "ClusterAdmin", Brokers)
+    connection = Connection({"bootstrap.servers": "x:1"})
+    found = job._since(world.snapshot(), connection, wall_ms() - 3_600_000)
+    assert found.kept == ({world.parent} if kept else set())
 
 
 def test_range_commits_before_the_time_are_in_force() -> None:
