@@ -98,7 +98,7 @@ def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) ->
     logs = {commit.log for commit in snapshot.commits}
     places = [*(place for place in snapshot.bounds if place not in snapshot.gone), *sorted(logs)]
     admin = ClusterAdmin(connection)
-    found = Since(at, admin.offsets_at(places, at), admin.offsets_at(places, max(0, at - NEAR_MS)))
+    found = Since(at, admin.offsets_at(places, at), admin.offsets_at(places, at - NEAR_MS))
     age = wall_ms() - at + NEAR_MS  # clocks differ
     unknown = doubtful(snapshot, found)
     kept = {topic for topic in {place.topic for place in unknown} if _keeps_for(admin, topic, age)}
