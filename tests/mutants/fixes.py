@@ -1624,6 +1624,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_absence.py",
     ),
     (
+        "say of a whole topic what one partition tells",
+        "spark_jobs.verification.job",
+        "    if partitions is not None:\n        where",
+        "    if False:\n        where",
+        "unit/test_verify_since.py::test_a_group_is_missed_in_the_partitions_that_were_looked_at",
+    ),
+    (
         "let a stamped record pass in an overflow",
         "spark_jobs.verification.checks",
         "if t.stamped and kind is SegmentKind.OVERFLOW:",

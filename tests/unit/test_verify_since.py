@@ -283,3 +283,31 @@ def test_the_cluster_is_looked_at_again_until_time_is_over_or_it_does_not_answer
     monkeypatch.setattr(job, "UNDER_WAY_SECONDS", 0.0)
     later = job._later(Connection({"bootstrap.servers": "127.0.0.1:1"}), snapshot, 7.0)
     assert list(later) == [snapshot] * looks
+
+
+@pytest.mark.parametrize(
+    ("partitions", "committed", "message", "hint"),
+    [
+        (None, False, "no range commit for topic orders", "no group has one"),
+        (None, True, "no range commit for topic orders", "groups that have one: readers"),
+        ([0], False, "no range commit in orders/0", "no group has one there"),
+        ([3, 0, 3], True, "no range commit in orders/0, orders/3", "groups that have one there: readers"),
+    ],
+)
+def test_a_group_is_missed_in_the_partitions_that_were_looked_at(
+    monkeypatch, partitions, committed, message, hint
+) -> None:
+    world = World(0)
+    if committed:
+        world.commit_all("readers")
+
+    class Looking:
+        def __init__(self, *_: object) -> None: ...
+
+        def snapshot(self, *, with_groups: bool) -> Snapshot:
+            return world.snapshot()
+
+    monkeypatch.setattr(job, "Gatherer", Looking)
+    with pytest.raises(UsageError) as told:
+        job.take_snapshot(Connection({"bootstrap.servers": "x:1"}), "orders", partitions, ["billing"])
+    assert (told.value.message, told.value.hint) == (f"group billing has {message}", hint)

@@ -125,10 +125,13 @@ def take_snapshot(
     _check_isolation(connection.get(ISOLATION))
     snapshot = Gatherer(connection, topic, partitions, patience).snapshot(with_groups=True)
     known = snapshot.groups()
+    where, there = f"for topic {topic}", ""
+    if partitions is not None:
+        where, there = f"in {', '.join(f'{topic}/{n}' for n in sorted(set(partitions)))}", " there"
     for group in sorted(set(groups or ()).difference(known)):
         raise UsageError(
-            f"group {group} has no range commit for topic {topic}",
-            hint=f"groups that have one: {', '.join(known)}" if known else "no group has one",
+            f"group {group} has no range commit {where}",
+            hint=f"groups that have one{there}: {', '.join(known)}" if known else f"no group has one{there}",
         )
     return snapshot
 
