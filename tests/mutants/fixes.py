@@ -1637,6 +1637,28 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "if False:",
         NUMBERS + "test_phantoms_are_for_stamped_records_and_overflows_for_the_others",
     ),
+    # the command line
+    (
+        "propose a time that is refused",
+        "admin_cli.options",
+        "write for example {at.isoformat()}Z",
+        "write for example {text[:60]}Z",
+        "unit/test_cli_param_types.py",
+    ),
+    (
+        "take a pause that is refused after the question",
+        "admin_cli.options",
+        "if seconds is not None and not 1 <= seconds * 1000 <= LONGEST_PAUSE_MS:",
+        "if False:",
+        "unit/test_cli_param_types.py",
+    ),
+    (
+        "take a long duration for none",
+        "admin_cli.options",
+        "    if seconds is None:\n        raise",
+        "    if seconds is None or seconds > _LONGEST:\n        raise",
+        "unit/test_cli_param_types.py",
+    ),
     # back to plain clients
     (
         "let new records pass the stamped ones of a topic that is left",
