@@ -1659,6 +1659,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "    if seconds is None or seconds > _LONGEST:\n        raise",
         "unit/test_cli_param_types.py",
     ),
+    (
+        "say that the partitioner chose what was named",
+        "admin_cli.commands.route",
+        'f"by {enrolment.partitioner}" if partition is None else "named by --partition"',
+        'f"by {enrolment.partitioner}"',
+        "unit/test_cli_render.py",
+    ),
     # back to plain clients
     (
         "let new records pass the stamped ones of a topic that is left",
