@@ -143,6 +143,7 @@ plan orders/3 --ranges 2 --since 1h | need --engine spark
 plan orders/3 --ranges 2 --weight bytes | need --engine spark
 plan orders/3 --ranges 2 --master local | need --engine spark
 plan orders/3 --ranges 2 --cores 2 | need --engine spark
+plan orders/3 --ranges 2 --memory 1g | need --engine spark
 plan orders/3 --ranges 2 --engine spark --even | needs --ranges N
 plan orders/3 --merge --engine spark | needs --ranges N
 plan orders/3 --ranges 2 --engine spark --since soon | 'soon' is not a time; write

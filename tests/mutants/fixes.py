@@ -1666,6 +1666,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         'f"by {enrolment.partitioner}"',
         "unit/test_cli_render.py",
     ),
+    (
+        "ignore the memory of a Spark that is not started",
+        "admin_cli.commands.plan",
+        "sized = None if default else memory",
+        "sized = None",
+        "cli/test_refusals.py",
+    ),
     # back to plain clients
     (
         "let new records pass the stamped ones of a topic that is left",
