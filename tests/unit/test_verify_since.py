@@ -21,6 +21,7 @@ from kpsplit.spark_jobs.verification.commit_checks import (
     commits_move_forward,
     commits_reach_the_end,
     commits_within_data,
+    drained,
     in_order,
 )
 from kpsplit.spark_jobs.verification.findings import Finding, Severity
@@ -228,6 +229,21 @@ def test_what_was_committed_of_another_topic_of_the_name_is_not_judged() -> None
     assert (finding.group, finding.first) == ("g", 2), (
         "a range that others cover is withdrawn, not everything"
     )
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "share", "left"),
+    [(50, None, 0.5, 50), (None, 40, 0.0, 50), (50, 20, 0.5, 30), (50, 50, 1.0, 0)],
+)
+def test_a_range_without_a_commit_has_all_of_the_closed_segments_left(lower, upper, share, left) -> None:
+    world = World(0)
+    world.send(world.anna, b"a", times=50)
+    world.split(0, 2)
+    for range_, at in zip(WHOLE.split_evenly(2), (lower, upper), strict=True):
+        if at is not None:
+            world.commit("g", range_, {0: at})
+    (one,) = drained(world.snapshot())
+    assert (one.group, one.share, one.left) == ("g", share, left)
 
 
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
