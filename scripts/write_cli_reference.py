@@ -37,8 +37,8 @@ line.
 | 130, 143 | ended by Ctrl-C or SIGTERM. What the run had begun was rolled back first; the last line says so |
 | 141 | the reader of stdout has closed it |
 
-`split`, `merge`, `resume`, `abort`, `retire`, `seek`, `forget` and `doctor --forget` ask before they change
-anything. Without a terminal they need `--yes`, and exit with 2 without it.
+`split`, `merge`, `resume`, `abort`, `retire`, `seek`, `forget`, `unenroll` and `doctor --forget` ask before
+they change anything. Without a terminal they need `--yes`, and exit with 2 without it.
 
 Key ranges are written `LO:HI` in hexadecimal, in output and in options: `00000000:80000000` is the lower half
 of the keys, and the end of the whole key space is `100000000`.

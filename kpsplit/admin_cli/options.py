@@ -77,13 +77,32 @@ def _ranges(text: str) -> tuple[KeyRange, ...]:
     return tuple(KeyRange.parse(part) for part in text.split(","))
 
 
-def _duration(text: str) -> float:
-    """Read a duration above zero and below a day; plain numbers are seconds."""
+def _seconds(text: str) -> float | None:
+    """Read a duration above zero, in seconds, as plain numbers are; None: it is none."""
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
-    if not 0 < seconds <= _LONGEST:
+    return seconds if seconds > 0 else None
+
+
+def _duration(text: str, longest: str = "write at most 24h") -> float:
+    """Read a duration of at most a day; ``longest``: what to do about a longer one."""
+    seconds = _seconds(text)
+    if seconds is None:
         raise UsageError(f"{text[:40]!r} is not a duration", hint="write for example 250ms, 10s or 2m")
+    if seconds > _LONGEST:
+        raise UsageError(f"{text[:40]!r} is longer than a day", hint=longest)
     return seconds
+
+
+def _pause(text: str) -> float:
+    """Read a duration for which writers may pause."""
+    from kpsplit.control.operations import LONGEST_PAUSE_MS
+
+    seconds = _seconds(text)
+    if seconds is not None and not 1 <= seconds * 1000 <= LONGEST_PAUSE_MS:
+        bounds = f"write 1ms to {LONGEST_PAUSE_MS // 60_000}m"
+        raise UsageError(f"a pause of {text[:40]!r} is out of bounds", hint=bounds)
+    return _duration(text)
 
 
 def moment(text: str) -> int | None:
@@ -93,7 +112,7 @@ def moment(text: str) -> int | None:
     except ValueError:
         return None
     if at.tzinfo is None:
-        raise UsageError(f"{text[:60]!r} has no time zone", hint=f"write for example {text[:60]}Z")
+        raise UsageError(f"{text[:60]!r} has no time zone", hint=f"write for example {at.isoformat()}Z")
     return round(at.timestamp() * 1000)
 
 
@@ -102,10 +121,10 @@ def _since(text: str) -> int:
     at = moment(text)
     if at is not None:
         return max(0, at)
-    try:
-        return wall_ms() - round(_duration(text) * 1000)
-    except UsageError:
-        raise UsageError(f"{text[:60]!r} is not a time", hint="write 2026-03-01T12:00:00Z, or 6h") from None
+    if _seconds(text) is None:
+        raise UsageError(f"{text[:60]!r} is not a time", hint="write 2026-03-01T12:00:00Z, or 6h")
+    age = _duration(text, "write the time instead, for example 2026-03-01T12:00:00Z")
+    return wall_ms() - round(age * 1000)
 
 
 def _name(text: str) -> str:
@@ -151,6 +170,7 @@ KEY_RANGES = Reads("lo:hi[,lo:hi…]", _ranges)
 BASE64 = Reads("base64", _base64)
 HEX = Reads("hex", _hex)
 DURATION = Reads("duration", _duration)
+PAUSE = Reads("duration", _pause)
 SINCE = Reads("time", _since)
 """Ms since 1970."""
 NAME = Reads("name", _name)
@@ -270,10 +290,10 @@ GLOBAL_OPTIONS = (
 
 max_pause_option = click.option(
     "--max-pause",
-    type=DURATION,
+    type=PAUSE,
     default="10s",
     show_default=True,
-    help="Roll back if writers of the partition would pause longer than this.",
+    help="Roll back if writers of the partition would pause longer than this (at most 10m).",
 )
 force_option = click.option("--force", is_flag=True, help="Ignore failed checks that allow it.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")

@@ -84,6 +84,13 @@ class TopicFacts:
     def compacted(self) -> bool:
         return "compact" in self.config.get("cleanup.policy", "")
 
+    def keeps_for(self, ms: int) -> bool:
+        """Return whether brokers remove records by their age only, and none that is younger than this."""
+        by_age = (
+            "delete" in self.config.get("cleanup.policy", "") and self.config.get("retention.bytes") == "-1"
+        )
+        return by_age and int(self.config.get("retention.ms", "-1")) >= ms
+
     @property
     def min_insync(self) -> int:
         return int(self.config.get("min.insync.replicas", "1"))

@@ -398,10 +398,12 @@ class LogEndQueries(AdminAnswers):
     ) -> dict[PhysicalPartition, int]:
         """Return the first offset of each log whose record is that young; logs without one are left out.
 
+        A time before 1970 is 1970: Kafka takes negative ones for its words (-1 is the end of the log).
+
         Raises:
             UnreachableError: one of the logs, which are all there, is unknown to the broker that was asked.
         """
-        spec: OffsetSpec = OffsetSpec.for_timestamp(timestamp_ms)
+        spec: OffsetSpec = OffsetSpec.for_timestamp(max(0, timestamp_ms))
         asked = list(places)
         found = self._list_offsets(asked, spec, IsolationLevel.READ_COMMITTED, ANSWER_SECONDS)
         for place in asked:

@@ -192,6 +192,8 @@ def _keeping(changelog: str | None) -> tuple[Right, ...]:
 def _verifier(topic: str, slots: str) -> tuple[Right, ...]:
     return (
         *_reading(topic),
+        *_on(Resource.TOPIC, topic, Operation.DESCRIBE_CONFIGS),
+        *_on(Resource.TOPIC, subtopics_prefix(topic), Operation.DESCRIBE_CONFIGS, prefixed=True),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, slots, Operation.DESCRIBE),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
+from kpsplit.admin_cli import main
 from kpsplit.admin_cli.main import VERBS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "write_cli_reference.py"
@@ -29,3 +31,10 @@ def test_the_reference_has_a_section_per_verb() -> None:
     for verb in VERBS:
         if verb.name != "demo":
             assert f"\n## kpsplit {verb.name}\n" in page
+
+
+def test_the_page_names_each_verb_that_asks() -> None:
+    said = next(part for part in load().PREFACE.split("\n\n") if " ask before" in part)
+    said = said.partition(" ask before")[0]
+    asking = {verb.name for verb in VERBS if any(p.name == "yes" for p in main.load(verb).params)}
+    assert {word.partition(" ")[0] for word in re.findall(r"`([^`]+)`", said)} == asking

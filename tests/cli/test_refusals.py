@@ -61,7 +61,7 @@ help frobnicate | No such command 'frobnicate'
 --timeout soon status | 'soon' is not a duration
 --timeout 0 status | '0' is not a duration
 --timeout -5s status | '-5s' is not a duration
---timeout 25h status | '25h' is not a duration
+--timeout 25h status | '25h' is longer than a day; write at most 24h
 --timeout '' status | '' is not a duration
 --timeout 5d status | '5d' is not a duration
 -v=3 status | No such option
@@ -143,10 +143,12 @@ plan orders/3 --ranges 2 --since 1h | need --engine spark
 plan orders/3 --ranges 2 --weight bytes | need --engine spark
 plan orders/3 --ranges 2 --master local | need --engine spark
 plan orders/3 --ranges 2 --cores 2 | need --engine spark
+plan orders/3 --ranges 2 --memory 1g | need --engine spark
 plan orders/3 --ranges 2 --engine spark --even | needs --ranges N
 plan orders/3 --merge --engine spark | needs --ranges N
 plan orders/3 --ranges 2 --engine spark --since soon | 'soon' is not a time; write
 plan orders/3 --ranges 2 --engine spark --since 2026-03-01T12:00:00 | has no time zone; write
+plan orders/3 --ranges 2 --engine spark --since 48h | '48h' is longer than a day; write the time instead
 plan orders/3 --ranges 2 --engine spark --weight kilos | 'kilos' is not one of
 plan orders/3 --ranges 2 --engine spark --memory lots | 'lots' is not a memory size; write
 plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is not a memory size
@@ -171,6 +173,9 @@ split orders/3 --ranges 2 --of zz:10 | 'zz:10' is not a key range
 split orders/3 --ranges 2 --max-pause soon | 'soon' is not a duration
 split orders/3 --ranges 2 --max-pause 0 | '0' is not a duration
 split orders/3 --ranges 2 --max-pause -1s | '-1s' is not a duration
+split orders/3 --ranges 2 --max-pause 15m | a pause of '15m' is out of bounds; write 1ms to 10m
+split orders/3 --ranges 2 --max-pause 0.1ms | a pause of '0.1ms' is out of bounds; write 1ms to 10m
+merge orders/3 --max-pause 25h | a pause of '25h' is out of bounds; write 1ms to 10m
 split orders/3 --ranges 2 --plan {plan} | pass either --ranges N or --plan FILE
 split orders/3 --plan {dir}/none | No such file or directory; nothing was changed; save one with: kpsplit plan
 split orders/3 --plan {dir} | Is a directory; nothing was changed; save one with
@@ -193,6 +198,7 @@ merge orders/3 --even | No such option '--even'
 merge orders/3 --force=1 | '--force' does not take a value; see: kpsplit merge --help
 resume orders | write TOPIC/P
 resume orders/3 --max-pause soon | 'soon' is not a duration
+resume orders/3 --max-pause 601s | a pause of '601s' is out of bounds; write 1ms to 10m
 resume orders/3 orders/4 | unexpected extra argument (orders/4)
 abort orders | write TOPIC/P
 abort orders/3 --reason | '--reason' requires an argument
@@ -258,6 +264,7 @@ verify orders --cores 2 --master local | cannot be used together; leave one of t
 verify orders --master flink://x | not a master URL; write local[4]
 verify orders --since soon | 'soon' is not a time; write
 verify orders --since 2026-03-01T12:00:00 | has no time zone
+verify orders --since 2026-11-14 | has no time zone; write for example 2026-11-14T00:00:00Z
 verify orders --parquet {dir} | exists; pass a --parquet folder that does not exist yet
 verify orders --parquet {plan}/findings | is not a folder that can be written; pass a --parquet folder
 verify orders --html {dir}/none/page.html | No such file or directory; choose another --html

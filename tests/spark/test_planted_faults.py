@@ -402,6 +402,48 @@ def a_foreign_record_inside_a_phantom_is_found(world: World) -> Expect:
     return expect
 
 
+def _past_the_phantoms(world: World) -> None:
+    """A producer writes three records of one key, the second one to the overflow: nothing orders it there."""
+    busy(world)
+    world.split(0, 2)
+    overflow = next(s for s in world.state.lineage if s.kind is SegmentKind.OVERFLOW)
+    for segment in (world.taking(KEYS[0]), overflow, world.taking(KEYS[0])):
+        number, counts = world.number(world.anna), world.delivered[world.anna]
+        counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+        world.put(segment.source, KEYS[0], world.state.epoch, world.anna, number)
+
+
+def _found_in_the_overflow(world: World) -> Expect:
+    overflow = next(s for s in world.state.lineage if s.kind is SegmentKind.OVERFLOW)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
+        assert (finding.segment, finding.first, finding.count) == (overflow.id, overflow.start, 1)
+
+    return expect
+
+
+@fresh
+def a_record_that_a_producer_wrote_past_the_phantoms_is_found(world: World) -> Expect:
+    _past_the_phantoms(world)
+    return _found_in_the_overflow(world)
+
+
+@fresh
+def a_record_that_an_open_producer_wrote_past_the_phantoms_is_found(world: World) -> Expect:
+    _past_the_phantoms(world)
+    world.open.add(world.anna)
+    return _found_in_the_overflow(world)
+
+
+@fresh
+def a_record_that_was_written_past_the_phantoms_is_found_after_a_merge(world: World) -> Expect:
+    _past_the_phantoms(world)
+    world.merge()
+    busy(world)
+    return _found_in_the_overflow(world)
+
+
 @case
 def a_record_in_place_of_a_marker_is_found(world: World) -> Expect:
     end = next(s.end for s in world.state.lineage if s.source == phantom(world))

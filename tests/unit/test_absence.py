@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import OffsetSpec
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.fetch import physical_reader
@@ -293,3 +294,20 @@ def test_a_log_that_is_left_out_of_an_answer_is_not_one_without_young_records(
     del answers[old]
     with pytest.raises(UnreachableError, match="do not agree"):
         admin.offsets_at([young, old], 5)
+
+
+@pytest.mark.parametrize(("time", "asked"), [(-1, 0), (-2, 0), (-86_400_000, 0), (0, 0), (5, 5)])
+def test_a_time_before_1970_is_not_one_of_the_negative_numbers_that_mean_something_else(
+    monkeypatch: pytest.MonkeyPatch, time: int, asked: int
+) -> None:
+    """Kafka takes -1 for the end of a log: nothing would be young."""
+    admin: Any = object.__new__(ClusterAdmin)
+    place, specs = PhysicalPartition(TOPIC, 0), []
+
+    def answer(_: object, spec: OffsetSpec, *_more: object) -> dict[PhysicalPartition, SimpleNamespace]:
+        specs.append(spec)
+        return {place: SimpleNamespace(offset=7)}
+
+    monkeypatch.setattr(admin, "_list_offsets", answer)
+    admin.offsets_at([place], time)
+    assert [vars(spec) for spec in specs] == [vars(OffsetSpec.for_timestamp(asked))]

@@ -6,14 +6,19 @@ import io
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.commands import route
 from kpsplit.admin_cli.commands.read import record_json, record_line, tally_lines
 from kpsplit.admin_cli.commands.status import Found, StatusWatch
 from kpsplit.admin_cli.options import Given
@@ -393,3 +398,25 @@ def test_a_watch_keeps_what_it_saw_last_until_an_error_that_does_not_pass_by_its
     assert watch.look() and not watch.trouble
     with pytest.raises(AuthorizationError):
         watch.look()
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [(None, "(by consistent_random)"), (PARENT.partition, "(named by --partition)")],
+)
+def test_a_partition_that_was_named_is_not_said_to_be_the_partitioners_choice(
+    monkeypatch, partition, said
+) -> None:
+    enrolment = SimpleNamespace(partitioner=Partitioner.CONSISTENT_RANDOM)
+    brokers = SimpleNamespace(view=lambda: SimpleNamespace(enrolments={PARENT.topic: enrolment}))
+    shown: list[tuple[dict[str, object], Callable[[Console], None]]] = []
+    call: Any = SimpleNamespace(
+        operations=lambda: nullcontext(brokers), connection=None, show=lambda *both: shown.append(both)
+    )
+    partitions = SimpleNamespace(partition_count=lambda _: PARENT.partition + 1)
+    monkeypatch.setattr(route, "ClusterAdmin", lambda _: partitions)
+    monkeypatch.setattr(route, "find_state", lambda *_: UNSPLIT)
+    unwrap(route.command.callback)(call, PARENT.topic, "customer-7", None, None, partition)
+    ((data, draw),) = shown
+    assert (data["partitioner"], data["partition_named"]) == ("consistent_random", partition is not None)
+    assert f"{PARENT} {said}" in drawn(draw, 80)

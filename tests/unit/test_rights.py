@@ -92,6 +92,11 @@ def test_a_consumer_needs_a_group() -> None:
         rights_for(Role.CONSUMER, "orders")
 
 
+def test_a_verifier_may_ask_how_long_topics_keep_their_records() -> None:
+    found = {r.name for r in rights_for(Role.VERIFIER, "orders") if r.operation is Operation.DESCRIBE_CONFIGS}
+    assert found == {"orders", "orders.split-"}
+
+
 def test_a_right_is_told_as_people_say_it() -> None:
     found = [str(right) for right in rights_for(Role.PRODUCER, "orders")]
     assert found[:2] == ["Write on topic orders", "Write on topic orders.split-*"]

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
+from kpsplit.spark_jobs.regions import Fate
 from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
-from kpsplit.spark_jobs.verification.checks import uncertified_findings
+from kpsplit.spark_jobs.verification.checks import foreign_records, uncertified_findings
 from kpsplit.spark_jobs.verification.counts import (
     BLOCK,
     Bucket,
     Run,
     SegmentSpan,
     SequenceBlock,
+    Total,
     common,
     joined,
     minus,
@@ -284,6 +286,25 @@ def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> Non
 
 def bits(numbers: set[int]) -> int:
     return sum(1 << n for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("segment", "stamped", "severity"),
+    [
+        (0, True, None),
+        (0, False, NOTE),
+        (1, True, FINDING),
+        (1, False, NOTE),
+        (2, True, None),
+        (2, False, FINDING),
+    ],
+)
+def test_phantoms_are_for_stamped_records_and_overflows_for_the_others(segment, stamped, severity) -> None:
+    world = World(0)
+    world.split(0, 2)
+    total = Total(0, segment, Fate.DATA, stamped, 3, 0, 7, 9)
+    found = [(f.severity, f.segment, f.first, f.last) for f in foreign_records(world.snapshot(), [total])]
+    assert found == ([] if severity is None else [(severity, segment, 7, 9)])
 
 
 def test_what_lies_after_the_ends_was_under_way_and_the_rest_is_missing_still() -> None:

@@ -9,21 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import UnreachableError, UsageError
+from kpsplit.clock import wall_ms
+from kpsplit.errors import AuthorizationError, UnreachableError, UsageError
+from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification import job
+from kpsplit.spark_jobs.verification.checks import lost_findings
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
     commits_move_forward,
     commits_reach_the_end,
     commits_within_data,
+    drained,
     in_order,
 )
 from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import (
     JudgedFrom,
     Since,
+    doubtful,
     lost,
     not_whole,
     start_of,
@@ -103,6 +108,63 @@ def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> No
     assert (0, phantom.id) in not_whole(snapshot, late)
 
 
+@pytest.mark.parametrize("written_since", [False, True], ids=["empty", "young"])
+@pytest.mark.parametrize(("kept", "severity"), [(True, Severity.NOTE), (False, Severity.UNPROVEN)])
+def test_what_retention_took_was_older_than_the_time_if_the_topic_keeps_records_longer(
+    kept, severity, written_since
+) -> None:
+    world = World(0)
+    busy(world, 1)
+    world.lows[world.parent] = len(world.logs[world.parent])
+    if written_since:
+        busy(world, 1)
+    logs = frozenset({world.parent} if kept else ())
+    snapshot, at = world.snapshot(), replace(since(world, {}), kept=logs)
+    assert doubtful(snapshot, at) == {world.parent}
+    (finding,) = lost_findings(snapshot, start_of(snapshot, at))
+    assert (finding.severity, finding.first, finding.last) == (severity, 0, world.lows[world.parent] - 1)
+    assert ("retention.ms" in finding.message, "without --since" in finding.message) == (kept, not kept)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({}, True),
+        ({"retention.ms": "3000000"}, False),
+        ({"retention.ms": "3900000"}, False),
+        ({"retention.ms": "-1"}, False),
+        ({"retention.bytes": "1000"}, False),
+        ({"cleanup.policy": "compact"}, False),
+        ({"cleanup.policy": "compact,delete"}, True),
+        (None, False),
+        (AuthorizationError("no"), False),
+    ],
+    ids=str,
+)
+def test_only_settings_that_keep_what_is_younger_tell_that_it_was_older(config, kept, monkeypatch) -> None:
+    """A time of an hour ago, and ten minutes by which clocks may differ."""
+    world = World(0)
+    busy(world, 1)
+    world.lows[world.parent] = len(world.logs[world.parent])
+
+    class Brokers:
+        def __init__(self, _: Connection) -> None: ...
+
+        def offsets_at(self, places: Collection[PhysicalPartition], _: int) -> dict[PhysicalPartition, int]:
+            return {}
+
+        def find(self, topic: str) -> TopicFacts | None:
+            if isinstance(config, Exception):
+                raise config
+            usual = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
+            return None if config is None else TopicFacts(topic, "id", (), usual | config)
+
+    monkeypatch.setattr(job, "ClusterAdmin", Brokers)
+    connection = Connection({"bootstrap.servers": "x:1"})
+    found = job._since(world.snapshot(), connection, wall_ms() - 3_600_000)
+    assert found.kept == ({world.parent} if kept else set())
+
+
 def test_range_commits_before_the_time_are_in_force() -> None:
     world = World(0)
     commit = RangeCommit("g", world.parent, WHOLE, {0: Position(1, 0)}, "m", 1)
@@ -169,6 +231,21 @@ def test_what_was_committed_of_another_topic_of_the_name_is_not_judged() -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("lower", "upper", "share", "left"),
+    [(50, None, 0.5, 50), (None, 40, 0.0, 50), (50, 20, 0.5, 30), (50, 50, 1.0, 0)],
+)
+def test_a_range_without_a_commit_has_all_of_the_closed_segments_left(lower, upper, share, left) -> None:
+    world = World(0)
+    world.send(world.anna, b"a", times=50)
+    world.split(0, 2)
+    for range_, at in zip(WHOLE.split_evenly(2), (lower, upper), strict=True):
+        if at is not None:
+            world.commit("g", range_, {0: at})
+    (one,) = drained(world.snapshot())
+    assert (one.group, one.share, one.left) == ("g", share, left)
+
+
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     world = World(0)
     busy(world)
@@ -222,3 +299,31 @@ def test_the_cluster_is_looked_at_again_until_time_is_over_or_it_does_not_answer
     monkeypatch.setattr(job, "UNDER_WAY_SECONDS", 0.0)
     later = job._later(Connection({"bootstrap.servers": "127.0.0.1:1"}), snapshot, 7.0)
     assert list(later) == [snapshot] * looks
+
+
+@pytest.mark.parametrize(
+    ("partitions", "committed", "message", "hint"),
+    [
+        (None, False, "no range commit for topic orders", "no group has one"),
+        (None, True, "no range commit for topic orders", "groups that have one: readers"),
+        ([0], False, "no range commit in orders/0", "no group has one there"),
+        ([3, 0, 3], True, "no range commit in orders/0, orders/3", "groups that have one there: readers"),
+    ],
+)
+def test_a_group_is_missed_in_the_partitions_that_were_looked_at(
+    monkeypatch, partitions, committed, message, hint
+) -> None:
+    world = World(0)
+    if committed:
+        world.commit_all("readers")
+
+    class Looking:
+        def __init__(self, *_: object) -> None: ...
+
+        def snapshot(self, *, with_groups: bool) -> Snapshot:
+            return world.snapshot()
+
+    monkeypatch.setattr(job, "Gatherer", Looking)
+    with pytest.raises(UsageError) as told:
+        job.take_snapshot(Connection({"bootstrap.servers": "x:1"}), "orders", partitions, ["billing"])
+    assert (told.value.message, told.value.hint) == (f"group billing has {message}", hint)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.operating import check_runnable, plan_json
@@ -86,8 +87,10 @@ def command(
         raise click.UsageError("pass either --ranges N or --merge")
     if engine == SPARK and (merge or even):
         raise click.UsageError("--engine spark needs --ranges N, without --merge and --even")
-    if engine != SPARK and any(given is not None for given in (since, weight, master, cores)):
-        raise click.UsageError("--since, --weight, --master and --cores need --engine spark")
+    default = click.get_current_context().get_parameter_source("memory") is ParameterSource.DEFAULT
+    sized = None if default else memory
+    if engine != SPARK and any(given is not None for given in (since, weight, master, cores, sized)):
+        raise click.UsageError("--since, --weight, --master, --cores and --memory need --engine spark")
     if engine == SPARK:  # before brokers are asked: Spark may be missing
         require_spark(memory, cores, master)
     if save is not None:  # not after an hour of reading

@@ -6,7 +6,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand, can_be_resumed, can_be_thawed, the_only_one
 from kpsplit.admin_cli.operating import explained_interrupt, report_on
-from kpsplit.admin_cli.options import DURATION, PARTITION, yes_option
+from kpsplit.admin_cli.options import PARTITION, PAUSE, yes_option
 from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.admin_cli.render.text import place_json
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -15,7 +15,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 @click.command("resume", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
 @click.option("--thaw", is_flag=True, help="Continue with a frozen partition, after you have found out why.")
-@click.option("--max-pause", type=DURATION, help="As for split.  [default: that of the operation]")
+@click.option("--max-pause", type=PAUSE, help="As for split (at most 10m).  [default: that of the operation]")
 @yes_option
 def command(
     call: Call, partition: PhysicalPartition | None, thaw: bool, max_pause: float | None, yes: bool

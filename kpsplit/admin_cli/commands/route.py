@@ -51,9 +51,14 @@ def command(
         parent = PhysicalPartition(topic, number)
         state = find_state(operations, parent)
     segment = Layout.of(state.lineage).segment_for(key_hash(data))
+    by = f"by {enrolment.partitioner}" if partition is None else "named by --partition"
     call.show(
-        _as_json(data, state, segment, enrolment.partitioner),
-        lambda console: _show(data, state, segment, enrolment.partitioner, console),
+        {
+            **_as_json(data, state, segment),
+            "partitioner": str(enrolment.partitioner),
+            "partition_named": partition is not None,
+        },
+        lambda console: _show(data, state, segment, by, console),
     )
 
 
@@ -72,12 +77,11 @@ def _bytes_of(text: str) -> bytes:
         raise click.UsageError("--key is not valid text; pass --key-base64 or --key-hex") from None
 
 
-def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: str) -> dict[str, Any]:
+def _as_json(key: bytes, state: PartitionState, segment: Segment) -> dict[str, Any]:
     return {
         **bytes_json("key", key),
         "key_hash": key_hash(key),
         **place_json(state.parent),
-        "partitioner": str(partitioner),
         "epoch": state.epoch,
         "phase": state.phase.value,
         **segment_json(segment),
@@ -85,7 +89,7 @@ def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: s
     }
 
 
-def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str, console: Console) -> None:
+def _show(key: bytes, state: PartitionState, segment: Segment, by: str, console: Console) -> None:
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -93,7 +97,7 @@ def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str,
     rows = {
         "key": show_bytes(key),
         "key hash": f"{key_hash(key):08x}",
-        "logical partition": f"{state.parent} (by {partitioner})",
+        "logical partition": f"{state.parent} ({by})",
         "segment": f"{segment.id}, {segment.kind}, opened in epoch {segment.opened_epoch} of {state.epoch}",
         "range": str(segment.range),
         "stored in": str(segment.source),

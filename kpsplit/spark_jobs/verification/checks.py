@@ -11,10 +11,17 @@ from itertools import combinations, pairwise
 from math import gcd
 
 from kpsplit.spark_jobs.regions import Fate
-from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
+from kpsplit.spark_jobs.snapshot import Lost, Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, Total, Who
 from kpsplit.spark_jobs.verification.findings import Finding, SegmentTotal, Severity
-from kpsplit.spark_jobs.verification.start import JudgedFrom, KnownProducer, KnownProducers, is_defect, lost
+from kpsplit.spark_jobs.verification.start import (
+    JudgedFrom,
+    KnownProducer,
+    KnownProducers,
+    Since,
+    is_defect,
+    lost,
+)
 from kpsplit.splitter.key_range import unread_text
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
@@ -129,12 +136,22 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
     What retention or ``retire`` removed is given: a note. In a run since a time it may have been written
     since: then it should have been judged. What was cut off, or is gone otherwise, must not be.
     """
-    removed = Severity.NOTE if start.since is None else Severity.UNPROVEN
     for one in lost(snapshot, start):
-        severity = Severity.FINDING if is_defect(one) else removed
+        severity, more = _weight(one, start.since)
         last, count = (None, 1) if one.behind is None else (one.behind - 1, one.behind - one.first)
-        place = one.state.parent, str(one), one.segment.id
+        place = one.state.parent, f"{one}{more}", one.segment.id
         yield Finding(severity, *place, first=one.first, last=last, count=count)
+
+
+def _weight(one: Lost, since: Since | None) -> tuple[Severity, str]:
+    if is_defect(one):
+        return Severity.FINDING, ""
+    if since is None:
+        return Severity.NOTE, ""
+    if one.reason is GapReason.EXPIRED and one.segment.source in since.kept:
+        return Severity.NOTE, "; by the topic's retention.ms they were older than the time"
+    unknown = "they may be younger than the time, for nothing older is left after them"
+    return Severity.UNPROVEN, f"; {unknown}: run it without --since"
 
 
 def _finding(state: PartitionState, message: str, segment: int, first: int, last: int) -> Finding:
@@ -151,16 +168,20 @@ _FOREIGN: dict[Fate, str] = {
 
 
 def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
-    """Return records that nobody who uses kpsplit wrote, and where they are harmless: a note."""
+    """Return records where nobody of their kind writes; a note, where that is harmless."""
     states = {state.parent.partition: state for state in snapshot.states}
     for t in totals:
         state = states[t.partition]
         if t.fate in _FOREIGN:
             yield _foreign(state.parent, t, Severity.FINDING, _FOREIGN[t.fate])
-        elif t.fate is Fate.DATA and not t.stamped and t.segment is not None:
-            if state.lineage.get(t.segment).kind is SegmentKind.PHANTOM:
+        elif t.fate is Fate.DATA and t.segment is not None:
+            kind = state.lineage.get(t.segment).kind
+            if t.stamped and kind is SegmentKind.OVERFLOW:
+                where = "with a stamp in an overflow, in no order with those of the phantoms: delivered"
+                yield _foreign(state.parent, t, Severity.FINDING, where)
+            elif not t.stamped and kind is SegmentKind.PHANTOM:
                 yield _foreign(state.parent, t, Severity.FINDING, "in a phantom partition")
-            else:
+            elif not t.stamped:
                 where = "without a stamp, written past kpsplit or while the topic was not enrolled: delivered"
                 yield _foreign(state.parent, t, Severity.NOTE, where)
 

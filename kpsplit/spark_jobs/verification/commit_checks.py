@@ -199,13 +199,13 @@ def drained(snapshot: Snapshot) -> Iterator[Drained]:
     for group, state in snapshot.committed():
         pieces = snapshot.fold.cursors(group, state.parent)
         done = sum(r.width for r, c in pieces if c is not None and c.drained(state.lineage))
-        left = max((_left(state, cursor) for _, cursor in pieces), default=0)
+        left = max(_left(state, cursor or Cursor(piece, {})) for piece, cursor in pieces)
         yield Drained(group, state.parent, done / KEY_SPACE, left)
 
 
-def _left(state: PartitionState, cursor: Cursor | None) -> int:
+def _left(state: PartitionState, cursor: Cursor) -> int:
     """Return how many offsets of closed segments one range has still to read."""
-    if cursor is None or cursor.ahead_of(state.lineage):
+    if cursor.ahead_of(state.lineage):
         return 0
     waiting = cursor.pending(state.lineage)
     return sum(s.end - waiting[s.id] for s in state.lineage if s.end is not None and s.id in waiting)

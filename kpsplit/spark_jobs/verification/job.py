@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from kpsplit.clock import Deadline, wall_ms
-from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
+from kpsplit.errors import AuthorizationError, KpsplitError, NotJudgedError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
@@ -24,7 +25,7 @@ from kpsplit.spark_jobs.session import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.bitmaps import CHUNK_BITS
 from kpsplit.spark_jobs.verification.findings import Verdict
-from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
+from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches, doubtful
 from kpsplit.spark_jobs.verification.verifier import Observer, Verifier
 from kpsplit.spark_jobs.view import scan
 
@@ -97,7 +98,20 @@ def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) ->
     logs = {commit.log for commit in snapshot.commits}
     places = [*(place for place in snapshot.bounds if place not in snapshot.gone), *sorted(logs)]
     admin = ClusterAdmin(connection)
-    return Since(at, admin.offsets_at(places, at), admin.offsets_at(places, max(0, at - NEAR_MS)))
+    found = Since(at, admin.offsets_at(places, at), admin.offsets_at(places, at - NEAR_MS))
+    age = wall_ms() - at + NEAR_MS  # clocks differ
+    unknown = doubtful(snapshot, found)
+    kept = {topic for topic in {place.topic for place in unknown} if _keeps_for(admin, topic, age)}
+    return replace(found, kept=frozenset(place for place in unknown if place.topic in kept))
+
+
+def _keeps_for(admin: ClusterAdmin, topic: str, ms: int) -> bool:
+    """Return whether a topic is known to keep its records for so long; not without the right to ask."""
+    try:
+        facts = admin.find(topic)
+    except AuthorizationError:
+        return False
+    return facts is not None and facts.keeps_for(ms)
 
 
 def take_snapshot(
@@ -111,10 +125,13 @@ def take_snapshot(
     _check_isolation(connection.get(ISOLATION))
     snapshot = Gatherer(connection, topic, partitions, patience).snapshot(with_groups=True)
     known = snapshot.groups()
+    where, there = f"for topic {topic}", ""
+    if partitions is not None:
+        where, there = f"in {', '.join(f'{topic}/{n}' for n in sorted(set(partitions)))}", " there"
     for group in sorted(set(groups or ()).difference(known)):
         raise UsageError(
-            f"group {group} has no range commit for topic {topic}",
-            hint=f"groups that have one: {', '.join(known)}" if known else "no group has one",
+            f"group {group} has no range commit {where}",
+            hint=f"groups that have one{there}: {', '.join(known)}" if known else f"no group has one{there}",
         )
     return snapshot
 

@@ -4,7 +4,8 @@ What lies before is given: nobody says that it was lost, repeated or out of plac
 where the logs start; a run since a time (``Since``) starts at each log's first record that is not older.
 
 **Logs since a time.** Where the first record that is not older is the first record the log still has, and
-there were others, nobody can tell how old those were: they count as records that should have been judged.
+there were others, the log does not tell how old those were. They count as records that should have been
+judged, unless the topic keeps records for longer than since the time (``Since.kept``).
 
 **Numbers.** Of a producer that may have written what cannot be read (``lost``), and in a run since a time,
 the least number that is there is the first one that is judged. ``Extent.sure`` says up to where a missing
@@ -119,12 +120,13 @@ class Since:
     """The time, and the first offset of each log that is not older; logs that have none are left out.
 
     ``ms``: since 1970, as the records' timestamps count it. ``first``: of the data and of the offset log;
-    ``near``: the same of ``NEAR_MS`` before.
+    ``near``: the same of ``NEAR_MS`` before. ``kept``: logs from which age removes nothing that is so young.
     """
 
     ms: int
     first: FirstOffsets
     near: FirstOffsets
+    kept: frozenset[PhysicalPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +334,7 @@ def _beginnings(snapshot: Snapshot, state: PartitionState, since: Since) -> dict
             found[place] = passed
         else:
             cut = _cut(bounds, place, since)
-            # Nobody can tell how old the records before a log's first one were: they count as younger.
-            found[place] = min(passed, cut) if 0 < bounds.low == cut else cut
+            found[place] = min(passed, cut) if _is_doubtful(bounds, cut) else cut
     return {place: offset for place, offset in found.items() if offset}
 
 
@@ -347,6 +348,16 @@ def _over(snapshot: Snapshot, state: PartitionState, since: Since) -> set[int]:
             if later.id in found or older:
                 found.add(s.id)
     return found
+
+
+def doubtful(snapshot: Snapshot, since: Since) -> set[PhysicalPartition]:
+    """Return the logs that have lost records, and do not tell how old those were: they count as younger."""
+    found = ((place, snapshot.ends(place)) for place in snapshot.owners())
+    return {place for place, b in found if b is not None and _is_doubtful(b, _cut(b, place, since))}
+
+
+def _is_doubtful(bounds: LogEnds, cut: int) -> bool:
+    return 0 < bounds.low == cut
 
 
 def _cut(bounds: LogEnds, place: PhysicalPartition, since: Since) -> int:

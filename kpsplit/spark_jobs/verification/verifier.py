@@ -112,7 +112,8 @@ class VerifyCheck(StrEnum):
     )
     FOREIGN_RECORDS = (
         "foreign_records",
-        "no other program wrote to phantoms, after ends or in place of markers (physical offsets)",
+        "no other program wrote to phantoms, after ends or in place of markers, no producer to overflows "
+        "(physical offsets)",
         lambda v: foreign_records(v.snapshot, v.totals),
     )
     SEQUENCES_COMPLETE = (
