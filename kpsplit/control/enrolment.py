@@ -232,7 +232,7 @@ class Enroller:
             return known
         if known != begun:
             if known is None and before is not None:
-                self._write_over(topic, before, begun, deadline)
+                self._write_over(before, begun, deadline)
             else:
                 self._write("Enrol", known, begun, deadline)
         with after_a_change(_UNSETTLED.format(topic.name)):
@@ -315,16 +315,14 @@ class Enroller:
     def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
         self._records.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
 
-    def _write_over(
-        self, made_again: TopicFacts, before: Enrolment, enrolment: Enrolment, deadline: Deadline
-    ) -> None:
+    def _write_over(self, before: Enrolment, enrolment: Enrolment, deadline: Deadline) -> None:
         """Write an enrolment over that of another topic of the name, or of this one until it was left.
 
         What groups had committed until then is withdrawn by the same claim.
         """
 
         def withdraw_all(withdraw: Withdraw) -> bool:
-            groups = withdraw_commits(self._admin, withdraw, made_again, deadline)
+            groups = withdraw_commits(self._admin, withdraw, enrolment.topic, deadline)
             for group in groups:
                 self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
             return bool(groups)

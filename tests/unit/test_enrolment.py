@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,6 +36,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
+from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 
 TOPIC = TopicFacts("orders", "id", (PartitionFacts(0, (0,), (0,)),))
@@ -449,6 +450,43 @@ def test_an_enrolment_is_written_over_that_of_another_topic_of_the_name(
     assert world.enrol(60.0, before=old) == replace(FIRST, generation=3)
     assert [e.settled for e in world.written] == [False, True]
     assert cursor(world) == [(WHOLE, None)], "what was committed of the topic before"
+
+
+class OffsetLog:
+    """The offset log with what a group has committed of a topic of eight partitions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
+        self.records: dict[tuple[int, bytes], bytes] = {}
+        """By partition and key; a record that is withdrawn is gone."""
+        for number in range(8):
+            parent = PhysicalPartition("orders", number)
+            for range_ in WHOLE.split_evenly(4):
+                commit = RangeCommit("g", parent, range_, {0: Position(1000)}, "m", 1)
+                self.records[offsets_partition(parent, partitions), commit.key] = commit.encode()
+        log = TopicFacts("__kpsplit.offsets", "id", (PartitionFacts(0, (0,), (0,)),) * partitions)
+        self.admin: Any = SimpleNamespace(connection=None, certain=lambda *_: {log.name: log})
+        monkeypatch.setattr(groups_module, "OffsetTail", self._tail)
+        monkeypatch.setattr(unenrolment_module, "offset_log_partitions", lambda _: partitions)
+
+    def _tail(self, _connection: object, count: int, places: Collection[int], _group: object) -> Any:
+        fold = CommitFold(None, count)
+        for offset, ((partition, key), value) in enumerate(self.records.items()):
+            if partition in places:
+                fold.fold(key, value, offset, partition)
+        return SimpleNamespace(read_all=lambda _: fold, close=lambda: None)
+
+    def withdraw(self, keys: Iterable[tuple[int, bytes]], _deadline: object) -> None:
+        for key in keys:
+            del self.records[key]
+
+
+def test_what_was_committed_of_partitions_that_the_new_topic_lacks_is_withdrawn_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may get them later, and the group would pass over their first records."""
+    log = OffsetLog(monkeypatch, partitions=16)
+    assert unenrolment_module.withdraw_commits(log.admin, log.withdraw, "orders", Deadline(10)) == ("g",)
+    assert not log.records
 
 
 def test_what_a_group_commits_of_the_new_topic_is_not_withdrawn_by_an_operator_that_was_overtaken(
