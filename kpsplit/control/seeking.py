@@ -97,7 +97,7 @@ def cursor_at(
         state: a fresh state.
         range_: of keys.
         target: where the seek goes.
-        starts: the first offset of each log that there is; what was deleted with its topic counts as read.
+        starts: the first offset of each log that there is, and that is not retired; the others count as read.
         ends: the stable end of each log.
         young: of each log the offset of the first record that is not older than the target's time, if any.
     """
@@ -131,9 +131,9 @@ class Seeker:
         self._refuse_active(group, parent.topic, deadline, changed=False)
         if not new_group:
             self._refuse_unknown(group, parent, deadline)
-        sources = state.lineage.sources()
+        sources = state.lineage.sources(state.retired())
         starts = self._admin.start_offsets(sources)
-        self._refuse_doubtful({s.topic for s in sources if s not in starts} - state.retired(), deadline)
+        self._refuse_doubtful({s.topic for s in sources if s not in starts}, deadline)
         ends = self._admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
         young = {}
         if target.whence is Whence.TIMESTAMP:

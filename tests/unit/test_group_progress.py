@@ -219,6 +219,30 @@ def test_a_seek_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(
     assert retired.name not in asked and len(asked) == len(state.subtopics) - 1
 
 
+@pytest.mark.parametrize(
+    "target",
+    [SeekTarget(Whence.EARLIEST), SeekTarget(Whence.OFFSET, 0), SeekTarget(Whence.TIMESTAMP, 1)],
+    ids=lambda target: str(target.whence),
+)
+def test_a_seek_passes_over_a_sub_topic_that_is_retired_and_not_deleted_yet(target: SeekTarget) -> None:
+    """The next ``retire`` deletes it and asks no group."""
+    subtopics = tuple(replace(t, state=SubTopicState.RETIRED) for t in LIFE.merged.subtopics)
+    state = replace(LIFE.merged, subtopics=subtopics)
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: state)
+    seeker._admin = SimpleNamespace(
+        start_offsets=lambda places: dict.fromkeys(places, 0),
+        end_offsets=lambda *_: {},
+        offsets_at=lambda places, _: dict.fromkeys(places, 0),
+        certain=lambda topics, _: dict.fromkeys(topics),
+    )
+    seeker._refuse_active = lambda *_, **__: None
+    cursor = seeker.plan("g", PARENT, LEFT, target, True).cursor
+    assert cursor.moved(0, 1000).readable(state.lineage) == {1: 1001}
+    read = cursor.pending(state.lineage)
+    assert {state.lineage.get(segment).source.topic for segment in read} == {PARENT.topic}
+
+
 RETIRED = replace(
     LIFE.merged,
     subtopics=(replace(LIFE.merged.subtopics[0], state=SubTopicState.RETIRED), *LIFE.merged.subtopics[1:]),
