@@ -83,11 +83,27 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
         )
     created = create_own_topics(session.admin, offsets_partitions, deadline)
     with after_a_change(AGAIN, done=bool(created)):
-        settings = settings_to_write(session.read(deadline), lease_ms)
+        settings = _settings_after_a_lease(session, lease_ms, deadline)
         if settings is not None:
-            wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
             session.writer().write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
     return created
+
+
+def _settings_after_a_lease(
+    session: ClusterSession, lease_ms: int | None, deadline: Deadline
+) -> Settings | None:
+    """Return the settings that are to be written, when the lease in force has passed; None: those stay.
+
+    An enrolment waits for the new lease only. While this one passes others may enrol topics, or set a lease.
+    """
+    passed: Settings | None = None
+    while True:
+        view = session.read(deadline)
+        wanted = settings_to_write(view, lease_ms)
+        if wanted is None or view.settings == passed:
+            return wanted
+        passed = view.settings
+        wait_a_lease(session.tail(deadline), deadline)
 
 
 PARTITIONS_SAMPLED = 8

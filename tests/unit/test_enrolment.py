@@ -35,8 +35,15 @@ from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
-from kpsplit.splitter.records.keys import offsets_partition
+from kpsplit.splitter.records.control import (
+    Enrolment,
+    Partitioner,
+    Settings,
+    SlotDivision,
+    decode_settings,
+    encode_settings,
+)
+from kpsplit.splitter.records.keys import SETTINGS_KEY, offsets_partition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 
 TOPIC = TopicFacts("orders", "id", (PartitionFacts(0, (0,), (0,)),))
@@ -552,3 +559,69 @@ def test_an_operator_that_is_fenced_by_one_that_does_something_else_is_refused(
     with pytest.raises(FencedError) as caught:
         world.enrol(60.0)
     assert (world.written, caught.value.changed) == ([], False)
+
+
+class SettingUp:
+    """A cluster whose lease is changed; ``done``: what was waited for and written, in order.
+
+    ``meanwhile``: what others record while a lease passes, lease by lease.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lease_ms: int | None) -> None:
+        self.view, self.done = ControlView(), list[str]()
+        if lease_ms is not None:
+            self.others_set(lease_ms)
+        self.meanwhile: list[Callable[[], None]] = []
+        self.session: Any = SimpleNamespace(
+            begin=lambda: Deadline(10),
+            admin=None,
+            read=lambda _: self.view,
+            tail=lambda _: None,
+            writer=lambda: SimpleNamespace(write=self._write),
+        )
+        monkeypatch.setattr(module, "create_own_topics", lambda *_: [])
+        monkeypatch.setattr(module, "wait_a_lease", lambda *_: self._lease())
+
+    def others_set(self, lease_ms: int) -> None:
+        self.view.fold(SETTINGS_KEY, encode_settings(Settings(lease_ms)))
+
+    def others_enrol(self) -> None:
+        self.view.enrolments["orders"] = FIRST
+
+    def _lease(self) -> None:
+        self.done.append(f"wait {self.view.settings.lease_ms}")
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+    def _write(self, _topic: str, _key: bytes, value: bytes, _deadline: object) -> None:
+        self.done.append(f"write {decode_settings(value).lease_ms}")
+
+    def initialise(self, lease_ms: int | None) -> list[str]:
+        return module.initialise(self.session, lease_ms, None)
+
+
+def test_a_lease_is_set_when_the_one_in_force_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SettingUp(monkeypatch, 60_000)
+    world.initialise(1000)
+    assert world.done == ["wait 60000", "write 1000"]
+
+
+def test_a_topic_that_is_enrolled_while_the_lease_passes_keeps_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its producers report records by that; an operator that waits for less would cut before them."""
+    world = SettingUp(monkeypatch, 60_000)
+    world.meanwhile = [world.others_enrol]
+    with pytest.raises(ConflictError, match="the lease is 60000 ms; producers of enrolled topics") as caught:
+        world.initialise(1000)
+    assert (world.done, caught.value.changed) == (["wait 60000"], False)
+
+
+@pytest.mark.parametrize("lease_ms", [None, 700, 900])
+def test_a_lease_that_another_one_sets_meanwhile_is_kept_or_waited_for(
+    monkeypatch: pytest.MonkeyPatch, lease_ms: int | None
+) -> None:
+    world = SettingUp(monkeypatch, None)
+    world.meanwhile = [lambda: world.others_set(700)]
+    world.initialise(lease_ms)
+    assert world.done == ["wait 3000", *(["wait 700", "write 900"] if lease_ms == 900 else [])]
