@@ -83,11 +83,27 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
         )
     created = create_own_topics(session.admin, offsets_partitions, deadline)
     with after_a_change(AGAIN, done=bool(created)):
-        settings = settings_to_write(session.read(deadline), lease_ms)
+        settings = _settings_after_a_lease(session, lease_ms, deadline)
         if settings is not None:
-            wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
             session.writer().write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
     return created
+
+
+def _settings_after_a_lease(
+    session: ClusterSession, lease_ms: int | None, deadline: Deadline
+) -> Settings | None:
+    """Return the settings that are to be written, when the lease in force has passed; None: those stay.
+
+    An enrolment waits for the new lease only. While this one passes others may enrol topics, or set a lease.
+    """
+    passed: Settings | None = None
+    while True:
+        view = session.read(deadline)
+        wanted = settings_to_write(view, lease_ms)
+        if wanted is None or view.settings == passed:
+            return wanted
+        passed = view.settings
+        wait_a_lease(session.tail(deadline), deadline)
 
 
 PARTITIONS_SAMPLED = 8
@@ -232,7 +248,7 @@ class Enroller:
             return known
         if known != begun:
             if known is None and before is not None:
-                self._write_over(topic, before, begun, deadline)
+                self._write_over(before, begun, deadline)
             else:
                 self._write("Enrol", known, begun, deadline)
         with after_a_change(_UNSETTLED.format(topic.name)):
@@ -315,16 +331,14 @@ class Enroller:
     def _write(self, name: str, before: Enrolment | None, enrolment: Enrolment, deadline: Deadline) -> None:
         self._records.write(name, before, enrolment, deadline, _UNSETTLED.format(enrolment.topic))
 
-    def _write_over(
-        self, made_again: TopicFacts, before: Enrolment, enrolment: Enrolment, deadline: Deadline
-    ) -> None:
+    def _write_over(self, before: Enrolment, enrolment: Enrolment, deadline: Deadline) -> None:
         """Write an enrolment over that of another topic of the name, or of this one until it was left.
 
         What groups had committed until then is withdrawn by the same claim.
         """
 
         def withdraw_all(withdraw: Withdraw) -> bool:
-            groups = withdraw_commits(self._admin, withdraw, made_again, deadline)
+            groups = withdraw_commits(self._admin, withdraw, enrolment.topic, deadline)
             for group in groups:
                 self._observe(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
             return bool(groups)

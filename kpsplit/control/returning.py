@@ -14,6 +14,7 @@ from kpsplit.control.plans import Check, under_way
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopicState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import MOST_GENERATIONS
 
@@ -161,6 +162,24 @@ def group_obstacle(
         f"kpsplit forget {topic} --group {group}"
     )
     return Check(GROUPS, False, f"group {group} in {state.parent}: {found}", remedy)
+
+
+def seek_obstacle(recorded: Enrolment | None, state: PartitionState, cursor: Cursor) -> Check | None:
+    """Return why a group is not to be moved to a place while the topic returns, None if it may be.
+
+    A key range that is moved alone stands apart until its group reads on. After the third record nobody looks
+    again at where groups stand.
+    """
+    if recorded is None or not recorded.returning:
+        return None
+    if cursor.range != WHOLE:
+        text = f"{recorded.change_text}: no key range of {state.parent} is moved alone"
+        return Check(GROUPS, False, text, "move the whole partition: leave --keys away")
+    now = state.lineage.open_segments()[0]
+    if recorded.former is None and cursor.pending(state.lineage).keys() - {now.id}:
+        text = f"{recorded.change_text}: no group is moved before the latest merge of {state.parent}"
+        return Check(GROUPS, False, text, f"give --to {now.logical(now.start)}, or a later place")
+    return None
 
 
 def _standing(

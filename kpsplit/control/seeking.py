@@ -13,6 +13,7 @@ from enum import StrEnum
 from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
+from kpsplit.control.returning import seek_obstacle
 from kpsplit.control.session import ClusterSession
 from kpsplit.errors import ConflictError, UnreachableError, UsageError, after_a_change
 from kpsplit.kafka.commit_writer import CommitWriter
@@ -31,7 +32,6 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
-from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import group_ids
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
 
@@ -97,7 +97,7 @@ def cursor_at(
         state: a fresh state.
         range_: of keys.
         target: where the seek goes.
-        starts: the first offset of each log that there is; what was deleted with its topic counts as read.
+        starts: the first offset of each log that there is, and that is not retired; the others count as read.
         ends: the stable end of each log.
         young: of each log the offset of the first record that is not older than the target's time, if any.
     """
@@ -131,9 +131,9 @@ class Seeker:
         self._refuse_active(group, parent.topic, deadline, changed=False)
         if not new_group:
             self._refuse_unknown(group, parent, deadline)
-        sources = state.lineage.sources()
+        sources = state.lineage.sources(state.retired())
         starts = self._admin.start_offsets(sources)
-        self._refuse_doubtful({s.topic for s in sources if s not in starts} - state.retired(), deadline)
+        self._refuse_doubtful({s.topic for s in sources if s not in starts}, deadline)
         ends = self._admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
         young = {}
         if target.whence is Whence.TIMESTAMP:
@@ -142,7 +142,9 @@ class Seeker:
         cursor = cursor_at(state, range_, target, *known)
         latest = cursor_at(state, range_, SeekTarget(Whence.LATEST), *known)
         exact = target.whence in (Whence.OFFSET, Whence.TIMESTAMP)
-        return Seek(group, state, target, cursor, at_end=exact and cursor == latest)
+        seek = Seek(group, state, target, cursor, at_end=exact and cursor == latest)
+        self._refuse_in_return(seek, deadline)
+        return seek
 
     def _refuse_doubtful(self, missing: Iterable[str], deadline: Deadline) -> None:
         """Refuse to take for read what one broker does not know: it may be stale.
@@ -160,8 +162,9 @@ class Seeker:
         """Write the range commit and the ordinary offsets, in one transaction.
 
         Raises:
-            ConflictError: a member has joined meanwhile, or a sub-topic that is to be read was retired; if
-                ``changed``, the member may go on from where it stood, or its records are not read.
+            ConflictError: a member has joined meanwhile, a sub-topic that is to be read was retired, or the
+                topic returns and the group must not stand there; if ``changed``, the member may go on from
+                where it stood, its records are not read, or the group does stand there.
             UnknownOutcomeError: look at the offsets.
         """
         parent, cursor = seek.state.parent, seek.cursor
@@ -176,6 +179,7 @@ class Seeker:
         record = RangeCommit(seek.group, parent, cursor.range, positions, by, NO_GENERATION, Cause.SEEK)
         writer = self._writer(seek.group, deadline)
         self._refuse_active(seek.group, parent.topic, deadline, changed=False)
+        self._refuse_in_return(seek, deadline)
         wanted = ordinary_offsets(seek.state, [cursor, *_others(fold, seek)])
         there = self._admin.start_offsets([parent, *wanted])
         offsets = {place: at for place, at in wanted.items() if place in there}
@@ -187,6 +191,7 @@ class Seeker:
             # A retirement that looked before the transaction was written has not seen it.
             hint = f"the group is moved; look at: kpsplit offsets --group {seek.group} {parent.topic}"
             _refuse_retired(seek, self._session.state(parent, deadline), hint=hint)
+            self._refuse_in_return(seek, deadline, so_far="the group is moved; ")
 
     def plan_forget(self, group: str, topic: str) -> Forgettable:
         return self._forgettable(group, topic, self._session.begin())
@@ -208,7 +213,7 @@ class Seeker:
         self._refuse_active(group, topic, deadline, changed=False)
         fold = range_commits(self._admin, [state.parent for state in states], deadline)
         found = _committed(fold, group, topic, states)
-        enrolment = self._enrolment(topic, deadline)
+        enrolment = self._session.read(deadline).enrolments.get(topic)
         topics = set().union(*(topics_of(state, enrolment) for state in states))
         positions = positions_of(self._admin, group)
         offsets = tuple(sorted(p for p in positions if p.topic in topics))
@@ -253,6 +258,12 @@ class Seeker:
         writer.open(deadline)
         return writer
 
+    def _refuse_in_return(self, seek: Seek, deadline: Deadline, so_far: str = "") -> None:
+        recorded = self._session.read(deadline).enrolments.get(seek.state.parent.topic)
+        obstacle = seek_obstacle(recorded, seek.state, seek.cursor)
+        if obstacle is not None:
+            raise ConflictError(obstacle.message, hint=f"{so_far}{obstacle.remedy}")
+
     def _refuse_unknown(self, group: str, parent: PhysicalPartition, deadline: Deadline) -> None:
         """Refuse a group that has neither members nor commits: a typo would hold up ``retire`` for ever."""
         if describe_members(self._admin, group).active or positions_of(self._admin, group):
@@ -273,13 +284,11 @@ class Seeker:
         finally:
             consumer.close()
 
-    def _enrolment(self, topic: str, deadline: Deadline) -> Enrolment | None:
-        return self._session.read(deadline).enrolments.get(topic)
-
     def _refuse_active(self, group: str, topic: str, deadline: Deadline, *, changed: bool) -> None:
         if not group:
             raise UsageError("no group named", hint="give --group NAME")
-        if not has_member_on(self._admin, group, topic, self._enrolment(topic, deadline)):
+        enrolment = self._session.read(deadline).enrolments.get(topic)
+        if not has_member_on(self._admin, group, topic, enrolment):
             return
         if changed:
             raise ConflictError(

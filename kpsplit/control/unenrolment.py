@@ -35,13 +35,12 @@ from kpsplit.errors import (
     duration,
     many,
 )
-from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, answer_within
+from kpsplit.kafka.cluster_admin import ClusterAdmin, answer_within
 from kpsplit.kafka.control_log import EnrolmentLog, OperationLog
 from kpsplit.kafka.groups import known_groups, range_commits, readers_of, readers_of_topics
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.group_slots import group_topics
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import is_changelog_of, offsets_partition
 
@@ -56,23 +55,22 @@ def changelogs_of(admin: ClusterAdmin, topic: str) -> list[str]:
 
 
 def withdraw_commits(
-    admin: ClusterAdmin, withdraw: Withdraw, topic: TopicFacts, deadline: Deadline
+    admin: ClusterAdmin, withdraw: Withdraw, topic: str, deadline: Deadline
 ) -> tuple[str, ...]:
     """Withdraw what all groups have committed for a topic; return these groups.
 
     Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
-    pass over the first 1000 records of the new topic without a word.
+    pass over the first 1000 records of the new topic without a word. So the partitions are those that the log
+    names: the old topic may have had more of them, and the new one may get as many.
 
     Groups commit for the new topic under the same keys when it is enrolled. So ``withdraw`` is that of a log
     which was claimed when it was not: an operator that claims it since, and may enrol it, has this refused.
     """
-    parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(admin, parents, deadline)
-    stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
+    stale = range_commits(admin, None, deadline).keys_of(topic)
     if stale:
         count = offset_log_partitions(admin)
-        withdraw([(offsets_partition(parent, count), key.encode()) for parent, key in stale], deadline)
-    return tuple(sorted({key.group for _, key in stale}))
+        withdraw([(offsets_partition(key.parent, count), key.encode()) for key in stale], deadline)
+    return tuple(sorted({key.group for key in stale}))
 
 
 class Unenroller:
@@ -267,11 +265,16 @@ class Unenroller:
         self._done("ClaimAll", started, many(len(states), "partition"))
 
     def _withdraw(self, recorded: Enrolment) -> None:
-        """Withdraw the range commits of all groups, by a claim: an enrolment after it has its own."""
-        started, topic = monotonic(), self._admin.describe(self._topic)
+        """Withdraw the range commits of all groups, by a claim: an enrolment after it has its own.
+
+        Raises:
+            UsageError: the topic is gone.
+        """
+        started = monotonic()
+        self._admin.describe(self._topic)
 
         def withdraw(log: EnrolmentLog) -> None:
-            for group in withdraw_commits(self._admin, log.withdraw, topic, self._deadline):
+            for group in withdraw_commits(self._admin, log.withdraw, self._topic, self._deadline):
                 self._done("Withdraw", started, f"the range commits of {group}")
 
         self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)

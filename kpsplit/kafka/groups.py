@@ -334,11 +334,11 @@ def _refused(what: str, kind: type[BaseException], right: str = "Delete") -> Kps
 
 def range_commits(
     admin: ClusterAdmin,
-    parents: Iterable[PhysicalPartition],
+    parents: Iterable[PhysicalPartition] | None,
     deadline: Deadline,
     group: str | None = None,
 ) -> CommitFold:
-    """Return a group's range commits (None: those of all groups) for some logical partitions.
+    """Return a group's range commits (None: those of all groups) for some logical partitions (None: all).
 
     There are none without an offset log. Brokers leave out of a list of all topics what we may not describe;
     so the log is asked for by its name.
@@ -352,7 +352,7 @@ def range_commits(
     if log is None:
         return CommitFold()
     count = len(log.partitions)
-    places = {offsets_partition(parent, count) for parent in parents}
+    places = range(count) if parents is None else {offsets_partition(p, count) for p in parents}
     tail = OffsetTail(admin.connection, count, places, group)
     try:
         return tail.read_all(deadline)

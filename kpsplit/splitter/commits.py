@@ -200,6 +200,11 @@ class CommitFold:
         known = self._known.get((group, parent))
         return tuple(CommitKey(group, parent, r) for r in sorted(known.live)) if known else ()
 
+    def keys_of(self, topic: str) -> tuple[CommitKey, ...]:
+        """Return the keys of all commits of all groups for a topic, of partitions that it had once too."""
+        places = sorted(place for place in self._known if place[1].topic == topic)
+        return tuple(key for place in places for key in self.keys(*place))
+
     def last(self, group: str, parent: PhysicalPartition) -> RangeCommit | None:
         known = self._known.get((group, parent))
         return None if known is None else known.last

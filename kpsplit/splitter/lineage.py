@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -228,9 +228,12 @@ class Lineage:
                 return segment, offset
         return None
 
-    def sources(self) -> tuple[PhysicalPartition, ...]:
-        """Return every physical partition that has ever held a segment, in the order of their first use."""
-        return tuple(dict.fromkeys(s.source for s in self.segments))
+    def sources(self, retired: Collection[str] = ()) -> tuple[PhysicalPartition, ...]:
+        """Return every physical partition that has ever held a segment, in the order of their first use.
+
+        Left out are those of ``retired`` sub-topics: what they hold counts as read, deleted already or not.
+        """
+        return tuple(dict.fromkeys(s.source for s in self.segments if s.source.topic not in retired))
 
     def successors(self, segment_id: int) -> tuple[Segment, ...]:
         """Return the segments that name this one as a predecessor."""

@@ -116,6 +116,16 @@ def test_a_withdrawn_commit_is_gone_where_it_won_and_nowhere_else() -> None:
     assert held(fold) == [(QUARTERS[0], {0: 2}), (QUARTERS[3], {0: 3})]
 
 
+def test_the_keys_of_a_topic_are_those_of_each_partition_and_of_what_wins_nowhere_too() -> None:
+    """A withdrawal that was broken off may have left a key that wins nowhere until the log is compacted."""
+    other = PhysicalPartition(PARENT.topic, PARENT.partition + 7)
+    elsewhere = PhysicalPartition("elsewhere", PARENT.partition)
+    more = [RangeCommit("h", place, WHOLE, {0: Position(4)}, "m", 1) for place in (other, elsewhere)]
+    fold = folded(commit(LEFT, {0: 5}), commit(WHOLE, {0: 6}), CommitKey("g", PARENT, WHOLE), *more)
+    assert fold.groups(PARENT) == ()
+    assert fold.keys_of(PARENT.topic) == (CommitKey("g", PARENT, LEFT), CommitKey("h", other, WHOLE))
+
+
 def test_only_keys_that_the_new_commits_cover_are_stale() -> None:
     fold = folded(
         commit(WHOLE, {0: 1}), commit(LEFT, {0: 2}), commit(QUARTERS[0], {0: 3}), commit(QUARTERS[1], {0: 3})

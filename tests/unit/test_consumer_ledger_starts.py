@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -211,6 +212,24 @@ def test_earliest_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gon
     for found in (at_once, at_last):
         assert isinstance(found, SlotStart)
         assert found.pieces[0].moved(0, 1000).readable(state.lineage) == {1: 1001}, "the phantoms are gone"
+
+
+def test_earliest_passes_over_a_sub_topic_that_is_retired_and_not_deleted_yet() -> None:
+    """The next ``retire`` deletes it and asks no group; nor does a log without a leader hold up the start."""
+    scene, state, asked = Scene(), life().merged, list[PhysicalPartition]()
+    scene.ordinary, scene.group_offsets._tail.fold = {}, CommitFold()  # type: ignore[union-attr]
+
+    def lows(places: Collection[PhysicalPartition], failed: object) -> dict[PhysicalPartition, int]:
+        asked.extend(places)
+        return dict.fromkeys(places, 0)
+
+    scene.group_offsets._admin = SimpleNamespace(start_offsets=lows)  # type: ignore[assignment]
+    retired = frozenset(s.source.topic for s in state.lineage) - {state.parent.topic}
+    wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE, retired=retired)
+    [start] = scene.group_offsets.starts([wanted], None)
+    assert isinstance(start, SlotStart) and asked == [state.parent]
+    read = start.pieces[0].pending(state.lineage)
+    assert {state.lineage.get(segment).source for segment in read} == {state.parent}
 
 
 @pytest.mark.parametrize("at, read", [(1500, True), (900, False), (1001, False)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,7 +35,15 @@ from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, SlotDivision
+from kpsplit.splitter.records.control import (
+    Enrolment,
+    Partitioner,
+    Settings,
+    SlotDivision,
+    decode_settings,
+    encode_settings,
+)
+from kpsplit.splitter.records.keys import SETTINGS_KEY, offsets_partition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 
 TOPIC = TopicFacts("orders", "id", (PartitionFacts(0, (0,), (0,)),))
@@ -451,6 +459,43 @@ def test_an_enrolment_is_written_over_that_of_another_topic_of_the_name(
     assert cursor(world) == [(WHOLE, None)], "what was committed of the topic before"
 
 
+class OffsetLog:
+    """The offset log with what a group has committed of a topic of eight partitions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
+        self.records: dict[tuple[int, bytes], bytes] = {}
+        """By partition and key; a record that is withdrawn is gone."""
+        for number in range(8):
+            parent = PhysicalPartition("orders", number)
+            for range_ in WHOLE.split_evenly(4):
+                commit = RangeCommit("g", parent, range_, {0: Position(1000)}, "m", 1)
+                self.records[offsets_partition(parent, partitions), commit.key] = commit.encode()
+        log = TopicFacts("__kpsplit.offsets", "id", (PartitionFacts(0, (0,), (0,)),) * partitions)
+        self.admin: Any = SimpleNamespace(connection=None, certain=lambda *_: {log.name: log})
+        monkeypatch.setattr(groups_module, "OffsetTail", self._tail)
+        monkeypatch.setattr(unenrolment_module, "offset_log_partitions", lambda _: partitions)
+
+    def _tail(self, _connection: object, count: int, places: Collection[int], _group: object) -> Any:
+        fold = CommitFold(None, count)
+        for offset, ((partition, key), value) in enumerate(self.records.items()):
+            if partition in places:
+                fold.fold(key, value, offset, partition)
+        return SimpleNamespace(read_all=lambda _: fold, close=lambda: None)
+
+    def withdraw(self, keys: Iterable[tuple[int, bytes]], _deadline: object) -> None:
+        for key in keys:
+            del self.records[key]
+
+
+def test_what_was_committed_of_partitions_that_the_new_topic_lacks_is_withdrawn_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may get them later, and the group would pass over their first records."""
+    log = OffsetLog(monkeypatch, partitions=16)
+    assert unenrolment_module.withdraw_commits(log.admin, log.withdraw, "orders", Deadline(10)) == ("g",)
+    assert not log.records
+
+
 def test_what_a_group_commits_of_the_new_topic_is_not_withdrawn_by_an_operator_that_was_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -514,3 +559,69 @@ def test_an_operator_that_is_fenced_by_one_that_does_something_else_is_refused(
     with pytest.raises(FencedError) as caught:
         world.enrol(60.0)
     assert (world.written, caught.value.changed) == ([], False)
+
+
+class SettingUp:
+    """A cluster whose lease is changed; ``done``: what was waited for and written, in order.
+
+    ``meanwhile``: what others record while a lease passes, lease by lease.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lease_ms: int | None) -> None:
+        self.view, self.done = ControlView(), list[str]()
+        if lease_ms is not None:
+            self.others_set(lease_ms)
+        self.meanwhile: list[Callable[[], None]] = []
+        self.session: Any = SimpleNamespace(
+            begin=lambda: Deadline(10),
+            admin=None,
+            read=lambda _: self.view,
+            tail=lambda _: None,
+            writer=lambda: SimpleNamespace(write=self._write),
+        )
+        monkeypatch.setattr(module, "create_own_topics", lambda *_: [])
+        monkeypatch.setattr(module, "wait_a_lease", lambda *_: self._lease())
+
+    def others_set(self, lease_ms: int) -> None:
+        self.view.fold(SETTINGS_KEY, encode_settings(Settings(lease_ms)))
+
+    def others_enrol(self) -> None:
+        self.view.enrolments["orders"] = FIRST
+
+    def _lease(self) -> None:
+        self.done.append(f"wait {self.view.settings.lease_ms}")
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+    def _write(self, _topic: str, _key: bytes, value: bytes, _deadline: object) -> None:
+        self.done.append(f"write {decode_settings(value).lease_ms}")
+
+    def initialise(self, lease_ms: int | None) -> list[str]:
+        return module.initialise(self.session, lease_ms, None)
+
+
+def test_a_lease_is_set_when_the_one_in_force_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SettingUp(monkeypatch, 60_000)
+    world.initialise(1000)
+    assert world.done == ["wait 60000", "write 1000"]
+
+
+def test_a_topic_that_is_enrolled_while_the_lease_passes_keeps_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its producers report records by that; an operator that waits for less would cut before them."""
+    world = SettingUp(monkeypatch, 60_000)
+    world.meanwhile = [world.others_enrol]
+    with pytest.raises(ConflictError, match="the lease is 60000 ms; producers of enrolled topics") as caught:
+        world.initialise(1000)
+    assert (world.done, caught.value.changed) == (["wait 60000"], False)
+
+
+@pytest.mark.parametrize("lease_ms", [None, 700, 900])
+def test_a_lease_that_another_one_sets_meanwhile_is_kept_or_waited_for(
+    monkeypatch: pytest.MonkeyPatch, lease_ms: int | None
+) -> None:
+    world = SettingUp(monkeypatch, None)
+    world.meanwhile = [lambda: world.others_set(700)]
+    world.initialise(lease_ms)
+    assert world.done == ["wait 3000", *(["wait 700", "write 900"] if lease_ms == 900 else [])]

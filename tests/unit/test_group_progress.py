@@ -11,6 +11,7 @@ import pytest
 
 from kpsplit.clock import Deadline
 from kpsplit.control import seeking, status
+from kpsplit.control.returning import following
 from kpsplit.control.seeking import Seek, Seeker, SeekTarget, Whence, cursor_at
 from kpsplit.control.status import Basis, Remaining, group_drains, owners, progress_of
 from kpsplit.errors import ConflictError, DeadlineExceededError
@@ -204,7 +205,9 @@ def test_a_seek_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(
     retired = replace(LIFE.merged.subtopics[0], state=SubTopicState.RETIRED)
     state = replace(LIFE.merged, subtopics=(retired, *LIFE.merged.subtopics[1:]))
     seeker: Any = object.__new__(Seeker)
-    seeker._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: state)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(10), state=lambda *_: state, read=lambda _: ControlView()
+    )
     seeker._admin = SimpleNamespace(
         start_offsets=lambda _: {PARENT: 0}, end_offsets=lambda *_: {}, certain=certain
     )
@@ -217,6 +220,32 @@ def test_a_seek_passes_over_a_sub_topic_only_when_it_is_certain_that_it_is_gone(
         with pytest.raises(DeadlineExceededError, match="to agree"):
             seeker.plan("g", PARENT, LEFT, target, True)
     assert retired.name not in asked and len(asked) == len(state.subtopics) - 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    [SeekTarget(Whence.EARLIEST), SeekTarget(Whence.OFFSET, 0), SeekTarget(Whence.TIMESTAMP, 1)],
+    ids=lambda target: str(target.whence),
+)
+def test_a_seek_passes_over_a_sub_topic_that_is_retired_and_not_deleted_yet(target: SeekTarget) -> None:
+    """The next ``retire`` deletes it and asks no group."""
+    subtopics = tuple(replace(t, state=SubTopicState.RETIRED) for t in LIFE.merged.subtopics)
+    state = replace(LIFE.merged, subtopics=subtopics)
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(10), state=lambda *_: state, read=lambda _: ControlView()
+    )
+    seeker._admin = SimpleNamespace(
+        start_offsets=lambda places: dict.fromkeys(places, 0),
+        end_offsets=lambda *_: {},
+        offsets_at=lambda places, _: dict.fromkeys(places, 0),
+        certain=lambda topics, _: dict.fromkeys(topics),
+    )
+    seeker._refuse_active = lambda *_, **__: None
+    cursor = seeker.plan("g", PARENT, LEFT, target, True).cursor
+    assert cursor.moved(0, 1000).readable(state.lineage) == {1: 1001}
+    read = cursor.pending(state.lineage)
+    assert {state.lineage.get(segment).source.topic for segment in read} == {PARENT.topic}
 
 
 RETIRED = replace(
@@ -234,7 +263,10 @@ def test_a_seek_says_that_a_sub_topic_was_retired_meanwhile(
     monkeypatch.setattr(seeking, "range_commits", lambda *_: CommitFold())
     seeker: Any = object.__new__(Seeker)
     seeker._session = SimpleNamespace(
-        begin=lambda: Deadline(10), state=lambda *_: states.pop(0), operator="operator"
+        begin=lambda: Deadline(10),
+        state=lambda *_: states.pop(0),
+        read=lambda _: ControlView(),
+        operator="operator",
     )
     seeker._admin = SimpleNamespace(start_offsets=lambda _: {})
     seeker._refuse_active = lambda *_, **__: None
@@ -250,6 +282,45 @@ def test_a_seek_says_that_a_sub_topic_was_retired_meanwhile(
             seeker.carry_out(seek)
         assert caught.value.changed is bool(written)
     assert bool(written) is (looks[0] is LIFE.merged)
+
+
+RETURNING = following(ENROLMENT)
+
+
+@pytest.mark.parametrize("looks", [(ENROLMENT, ENROLMENT), (ENROLMENT, RETURNING), (RETURNING, RETURNING)])
+def test_a_seek_of_a_key_range_is_refused_while_its_topic_returns(
+    monkeypatch: pytest.MonkeyPatch, looks: tuple[Enrolment, Enrolment]
+) -> None:
+    """When it is planned, before the transaction, and after it: a return may have begun since the look."""
+    recorded, written = list(looks), list[object]()
+    monkeypatch.setattr(seeking, "range_commits", lambda *_: CommitFold())
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(10),
+        state=lambda *_: LIFE.merged,
+        operator="operator",
+        read=lambda _: SimpleNamespace(enrolments={PARENT.topic: recorded.pop(0)}),
+    )
+    seeker._admin = SimpleNamespace(
+        start_offsets=lambda places: dict.fromkeys(places, 0),
+        end_offsets=lambda *_: {},
+        certain=lambda topics, _: dict.fromkeys(topics),
+    )
+    seeker._refuse_active = lambda *_, **__: None
+    seeker._nobody = lambda _: None
+    seeker._writer = lambda *_: SimpleNamespace(commit=lambda *record: written.append(record))
+    seek = Seek("g", LIFE.merged, SeekTarget(Whence.EARLIEST), Cursor(LEFT, {0: 5}))
+    if RETURNING not in looks:
+        seeker.carry_out(seek)
+        return
+    with pytest.raises(ConflictError, match="topic orders is being returned to plain clients") as caught:
+        seeker.carry_out(seek)
+    assert (caught.value.changed, bool(written)) == (looks[0] is ENROLMENT,) * 2
+    assert caught.value.hint is not None and "leave --keys away" in caught.value.hint
+    assert caught.value.hint.startswith("the group is moved") is bool(written)
+    recorded.append(looks[1])
+    with pytest.raises(ConflictError, match="topic orders is being returned to plain clients"):
+        seeker.plan("g", PARENT, LEFT, SeekTarget(Whence.EARLIEST), True)
 
 
 def test_members_that_set_no_client_id_are_told_apart() -> None:

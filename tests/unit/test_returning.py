@@ -18,6 +18,7 @@ from kpsplit.control.returning import (
     group_obstacle,
     next_step,
     partition_obstacle,
+    seek_obstacle,
 )
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.control_log import OperationLog
@@ -28,6 +29,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Freeze, Retire
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import (
     Enrolment,
     Partitioner,
@@ -234,6 +236,25 @@ def test_a_group_whose_key_ranges_stand_apart_has_to_come_together() -> None:
     for fold in (apart, half):
         assert standing(fold, at) == "its key ranges stand apart"
         assert standing(fold, at, shared=True) is None, "its members may have slots still"
+
+
+@pytest.mark.parametrize("recorded", [FIRST, SECOND, THIRD])
+def test_no_seek_moves_the_key_ranges_of_a_group_apart_in_a_return(recorded: Enrolment) -> None:
+    """After the third record nobody looks at the groups again."""
+    part = Cursor(LOWER, {OPEN.id: OPEN.start})
+    assert seek_obstacle(ENROLLED, STATE, part) is None
+    obstacle = seek_obstacle(recorded, STATE, part)
+    assert obstacle is not None and obstacle.message.startswith("topic orders is being returned")
+    assert "leave --keys away" in obstacle.remedy
+    assert seek_obstacle(recorded, STATE, Cursor(WHOLE, part.positions)) is None
+
+
+def test_no_seek_goes_before_the_latest_merge_when_nobody_looks_again() -> None:
+    before = Cursor(WHOLE, {0: 5})
+    assert [seek_obstacle(e, STATE, before) for e in (ENROLLED, FIRST, SECOND)] == [None] * 3
+    obstacle = seek_obstacle(THIRD, STATE, before)
+    assert obstacle is not None and "before the latest merge" in obstacle.message
+    assert f"--to {OPEN.logical(OPEN.start)}" in obstacle.remedy
 
 
 def test_a_group_that_stands_before_the_latest_merge_would_see_markers() -> None:

@@ -232,7 +232,8 @@ class GroupOffsets:
             at_end = {source: end.offset for source, end in ends.items()}
             found = {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, at_end)) for li in lineages}
         else:
-            lows = self.admin.start_offsets(_sources(lineages), failed=failed)
+            asked = {source for w in wanted for source in w.lineage.sources(w.retired)}
+            lows = self.admin.start_offsets(asked, failed=failed)
             failed |= self._uncertain(wanted, lows.keys() | failed.keys())
             found = {li.parent: _earliest(li, lows) for li in lineages}
         without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
@@ -460,9 +461,8 @@ def _ends_in(lineage: Lineage, ends: Mapping[PhysicalPartition, int]) -> dict[in
 
 
 def _earliest(lineage: Lineage, lows: Mapping[PhysicalPartition, int]) -> Cursor:
-    own = {source: lows[source] for source in lineage.sources() if source in lows}
-    gone = {s.source: s.end for s in lineage if s.end is not None and s.source not in lows}
-    return Cursor.from_positions(lineage, WHOLE, {**gone, **own})
+    at = {s.source: lows.get(s.source, s.start if s.end is None else s.end) for s in lineage}
+    return Cursor.from_positions(lineage, WHOLE, at)
 
 
 def _also(payload: CommitPayload, deadline: Deadline) -> Callable[[Any], None]:
