@@ -38,6 +38,10 @@ class Poller:
         """Return a number that changes whenever the application polls, and while it waits in a poll."""
         return self._calls + self.buffer.handed_out + self.buffer.looks
 
+    def alive(self) -> None:
+        """Count as a poll: ``run()`` ends, and still waits for its workers or its last commit."""
+        self._calls += 1
+
     def consume(self, count: int, timeout: float | None) -> list[Message]:
         """Return up to so many records and error events, those that come in time; run callbacks."""
         deadline = Deadline(_forever(timeout))

@@ -2013,4 +2013,11 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         '{**rest, **ours, "retry.backoff.ms": RETRY_MS}',
         "unit/test_producer_config.py",
     ),
+    (
+        "let the end of a run count as no polling",
+        "consumer.run.runner",
+        "        self._consumer._poller.alive()\n",
+        "",
+        "unit/test_run_engine.py::test_a_run_polls_while_its_last_records_are_worked_on_and_committed",
+    ),
 ]

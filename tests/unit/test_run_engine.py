@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaException, Message, TopicPartition
 
 from kpsplit.clock import Deadline
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.run import lanes, runner
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
@@ -362,6 +366,36 @@ def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
     scene.work(3)
     assert position() == [3]
     scene.attach(before)
+
+
+def test_a_run_polls_while_its_last_records_are_worked_on_and_committed() -> None:
+    """Else a member whose last record takes ``max.poll.interval.ms`` would leave its group."""
+    buffer = FetchBuffer()
+    poller = Poller(buffer, Events(buffer.ask_attention))
+    pulses: list[int] = []
+    last: Future[Any] = Future()
+
+    def join(_: Deadline) -> bool:
+        pulses.append(poller.pulse())
+        return len(pulses) > 3
+
+    def ended(_: float) -> bool:
+        pulses.append(poller.pulse())
+        if len(pulses) > 8:
+            last.set_result(None)
+        return False
+
+    engine: Any = SimpleNamespace(events=poller.events, call=lambda _: last, ended=ended)
+    workers: Any = SimpleNamespace(join=join)
+    run = runner._Run(
+        SimpleNamespace(_buffer=buffer, _poller=poller), WorkQueue(1, BUFFER, Judge(Stop())), workers, 30.0
+    )
+    run._drain(engine)
+    assert len(set(pulses[:4])) == 4, "it polls between any two looks at the workers"
+    del pulses[:]
+    run._commit(engine)
+    assert len(set(pulses)) == len(pulses) > 8
+    assert run._work_queue.error is None
 
 
 def test_an_interrupt_while_the_engine_attaches_a_run_leaves_the_consumer_as_it_was(

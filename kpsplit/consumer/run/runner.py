@@ -236,6 +236,7 @@ class _Run:
         return raised if raised is None or isinstance(raised, KafkaException) else KafkaException(raised)
 
     def _run_callbacks(self, engine: Engine) -> None:
+        self._consumer._poller.alive()
         try:
             engine.events.serve()
         except Exception as error:  # noqa: BLE001 - a callback's: raised by run() when everything is committed
