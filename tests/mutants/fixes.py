@@ -2020,4 +2020,12 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_run_engine.py::test_a_run_polls_while_its_last_records_are_worked_on_and_committed",
     ),
+    (
+        "keep the time of the next commit where a run begins or ends",
+        "consumer.commit.committer",
+        "        self.settings, self.participant = settings, participant\n        self.put_off()\n",
+        "        self.settings, self.participant = settings, participant\n"
+        '        if not hasattr(self, "_next"):\n            self.put_off()\n',
+        "unit/test_run_engine.py::test_a_run_commits_by_its_own_interval",
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -181,6 +182,30 @@ def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
         assert world.group_offsets.commits[-1][slot(0).range] == 4
         scene.attach(before)
     assert [commit[slot(0).range] for commit in world.group_offsets.commits] == [4]
+
+
+def test_a_run_commits_by_its_own_interval(scene: Scene) -> None:
+    """The one of the application is an hour here."""
+    world = scene.world
+    settings = replace(scene.attached.settings, auto_commit_interval=0.2)
+    before = scene.attach(replace(scene.attached, participant=None, settings=settings))
+    world.reader.write(message(0, KEYS[0]))
+    scene.work_queue.done(scene.take())
+    world.until(lambda: world.group_offsets.commits, "an automatic commit")
+    scene.attach(before)
+
+
+def test_after_a_run_the_interval_of_the_application_counts_again() -> None:
+    with World(auto_commit_interval_ms=100) as world:
+        scene = Scene(world)
+        settings = replace(scene.attached.settings, auto_commit_interval=3600.0)
+        before = scene.attach(replace(scene.attached, participant=None, settings=settings))
+        time.sleep(0.3)  # longer than that: nothing is due by it inside the run
+        scene.attach(before)
+        world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+        world.take(2)
+        world.buffer.wait(0)
+        world.until(lambda: world.group_offsets.commits, "an automatic commit")
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_outputs(scene: Scene) -> None:

@@ -93,7 +93,7 @@ class Committer:
     """Commits of a member, one at a time. Owned by the engine's thread.
 
     Args:
-        settings: ``run()`` replaces them while it is under way.
+        settings: ``run()`` uses others while it is under way.
         slots: what is committed.
         group: ordinary commits, and who this member is.
         executor: runs transactions.
@@ -108,26 +108,28 @@ class Committer:
         executor: BrokerExecutor[GroupOffsets],
         events: Events,
     ) -> None:
-        self.settings = settings
         self._slots = slots
         self._group = group
         self.executor = executor
         self._events = events
-        self.participant: TransactionParticipant | None = None
-        """What commits take along, while ``run(transactional=True)`` is under way."""
         self.commits = self.failed = self.rejected = self.refused_as_no_member = 0
         self.fenced = False
         """The group refused the latest commit that failed: the slots are another member's."""
         self.begun = 0
         """How many commits were begun, whatever came of them."""
         self._metadata: dict[PhysicalPartition, tuple[int, str]] = {}
-        self._next = monotonic() + settings.auto_commit_interval
+        self.use(settings)
         self._soonest = 0.0
         self._job: _Job | None = None
         self._warned: str | None = None
         self._asked: list[Asked] = []
 
     # -- when, and of what -------------------------------------------------------------------------
+
+    def use(self, settings: ConsumerSettings, participant: TransactionParticipant | None = None) -> None:
+        """Commit by these settings from now on, and take ``participant`` along: its outputs, in ``run()``."""
+        self.settings, self.participant = settings, participant
+        self.put_off()
 
     def turn(self) -> None:
         """Take the answer of the commit under way; begin the next that is asked for, or due.
@@ -420,9 +422,7 @@ LOOKS = 6
 class LagOffsetRepair:
     """Corrects what a member wrote of the group's ordinary offsets while others committed at the same time.
 
-    The range commits are right in any case; the ordinary offsets are what lag tools show. See
-    ``commit.writes``.
-
+    The range commits are right in any case; the ordinary offsets are what lag tools show (``commit.writes``).
     Owned by the engine's thread; the log is read in the executor's thread.
     Nothing is done where commits carry outputs or state: those would have to be written a second time.
     """

@@ -296,7 +296,7 @@ def attach(engine: Engine, new: Attached) -> Attached:
     processed = {h.slot: slots.processed(h) for h in slots.on(IN_SINK)}
     # After the positions: what a worker that was not waited for adds now is beyond them.
     _take_back_outputs(engine)
-    committer.settings, committer.participant = new.settings, new.participant
+    committer.use(new.settings, new.participant)
     engine.run_stats = new.stats
     slots.hand_to(new.sink, processed, auto_store=new.settings.auto_store)
     return before
