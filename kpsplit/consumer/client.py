@@ -119,8 +119,8 @@ class Consumer(confluent_kafka.Consumer):
         session = self._running()
 
         def subscribe() -> None:
+            session.calls.subscribe(topics)  # first: it may refuse
             session.engine.membership.callbacks.use(self, on_assign, on_revoke, on_lost)
-            session.calls.subscribe(topics)
 
         session.ask(subscribe)
 

@@ -2028,4 +2028,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         '        if not hasattr(self, "_next"):\n            self.put_off()\n',
         "unit/test_run_engine.py::test_a_run_commits_by_its_own_interval",
     ),
+    (
+        "take the callbacks of a subscription that is refused",
+        "consumer.client",
+        "            session.calls.subscribe(topics)  # first: it may refuse\n"
+        "            session.engine.membership.callbacks.use(self, on_assign, on_revoke, on_lost)\n",
+        "            session.engine.membership.callbacks.use(self, on_assign, on_revoke, on_lost)\n"
+        "            session.calls.subscribe(topics)\n",
+        "unit/test_consumer_calls.py"
+        "::test_a_subscription_that_is_refused_leaves_the_callbacks_of_the_one_that_stays",
+    ),
 ]
