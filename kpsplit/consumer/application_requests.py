@@ -332,7 +332,7 @@ class ApplicationRequests:
         new = []
         for parent, cursor in starts.items():
             assigned = by_hand(self._slots.metadata.subscribed(parent.topic), parent.partition)
-            if assigned.slot in self._slots:
+            if assigned.slot in self._slots and (more or not self._slots[assigned.slot].by_hand):
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
             if cursor is not None:
                 assigned.start, assigned.stage = SlotStart((cursor,)), SlotStage.FOUND

@@ -2038,4 +2038,18 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_calls.py"
         "::test_a_subscription_that_is_refused_leaves_the_callbacks_of_the_one_that_stays",
     ),
+    (
+        "refuse what is assigned by hand already",
+        "consumer.application_requests",
+        "            if assigned.slot in self._slots and (more or not self._slots[assigned.slot].by_hand):\n",
+        "            if assigned.slot in self._slots:\n",
+        "unit/test_consumer_calls.py::test_what_is_assigned_by_hand_may_be_assigned_again",
+    ),
+    (
+        "hold a group's partition by hand as well",
+        "consumer.application_requests",
+        "            if assigned.slot in self._slots and (more or not self._slots[assigned.slot].by_hand):\n",
+        "            if assigned.slot in self._slots and more:\n",
+        "unit/test_consumer_calls.py::test_what_the_group_has_assigned_is_not_assigned_by_hand_besides",
+    ),
 ]
