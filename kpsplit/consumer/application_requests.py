@@ -427,7 +427,7 @@ class OffsetQueries:
             known, metadata = [c for _, c in pieces if c is not None], None
             if len(known) < len(pieces):
                 parts = self._query_client.committed_parts(asked.lineage.sources(), seconds)
-                ordinary = {place: part.offset for place, part in parts.items()}
+                ordinary = asked.own({place: part.offset for place, part in parts.items()})
                 if asked.mode.plain and parts:
                     metadata = parts[asked.lineage.parent].metadata
                 if ordinary:

@@ -2052,4 +2052,11 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "            if assigned.slot in self._slots and more:\n",
         "unit/test_consumer_calls.py::test_what_the_group_has_assigned_is_not_assigned_by_hand_besides",
     ),
+    (
+        "take what was retired for not read, in committed()",
+        "consumer.application_requests",
+        "asked.own({place: part.offset for place, part in parts.items()})",
+        "{place: part.offset for place, part in parts.items()}",
+        STARTS + "test_what_a_group_has_committed_is_where_its_slots_start_when_sub_topics_are_retired",
+    ),
 ]

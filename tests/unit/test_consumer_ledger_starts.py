@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kpsplit.consumer.application_requests import OffsetQueries
 from kpsplit.consumer.commit import group_offsets
 from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets
+from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.slots import initializer
 from kpsplit.consumer.slots.assigned import NoOffsetError, SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
@@ -230,6 +232,20 @@ def test_earliest_passes_over_a_sub_topic_that_is_retired_and_not_deleted_yet() 
     assert isinstance(start, SlotStart) and asked == [state.parent]
     read = start.pieces[0].pending(state.lineage)
     assert {state.lineage.get(segment).source for segment in read} == {state.parent}
+
+
+def test_what_a_group_has_committed_is_where_its_slots_start_when_sub_topics_are_retired() -> None:
+    scene, state = Scene(), life().merged
+    place = state.parent
+    scene.ordinary = {place: state.lineage.segments[-1].start + 50}
+    scene.fold._known.clear()
+    parts = {p: TopicPartition(p.topic, p.partition, at) for p, at in scene.ordinary.items()}
+    scene.query_client.committed_parts = lambda *_: parts
+    retired = frozenset(s.source.topic for s in state.lineage) - {place.topic}
+    wanted = StartRequest(state.lineage, Mode.SLOTS, WHOLE, retired=retired)
+    [start] = scene.group_offsets.starts([wanted], None)
+    [(offset, _)] = OffsetQueries(scene.group_offsets, scene.query_client).committed([wanted], 1.0)
+    assert offset == logical_position(state.lineage, start.pieces)
 
 
 @pytest.mark.parametrize("at, read", [(1500, True), (900, False), (1001, False)])
