@@ -47,8 +47,6 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Bookmark
 
-UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
-
 _NOT_BOTH = (
     "{} is enrolled: outside on_assign nothing of it can be assigned by hand beside a subscription; "
     "nothing was changed; call {} first"
@@ -302,25 +300,28 @@ class ApplicationRequests:
         self._membership.callbacks.give({**cursors, **dict.fromkeys(at_start, EARLIEST)})
 
     def pause(self, parts: Iterable[TopicPartition]) -> None:
-        """Read nothing of logical partitions, and take back what waits of them."""
-        chosen = self._assigned(parts)
-        for parent in chosen:
-            self._slots.reader.update(self._slots.state(parent))
+        """Read nothing of logical partitions, and hand out nothing that waits of them."""
+        chosen = self._viewed(parts)
         self._slots.reader.pause(chosen)
-        for slot, cursor in self._buffer.take_back(chosen).items():
+        for slot, cursor in self._slots.sink.pause(chosen).items():
             self._slots.reader.own(slot, cursor)
 
     def resume(self, parts: Iterable[TopicPartition]) -> None:
+        chosen = self._viewed(parts)
+        self._slots.reader.resume(chosen)
+        self._slots.sink.resume(chosen)
+
+    def _viewed(self, parts: Iterable[TopicPartition]) -> list[PhysicalPartition]:
         chosen = self._assigned(parts)
         for parent in chosen:
             self._slots.reader.update(self._slots.state(parent))
-        self._slots.reader.resume(chosen)
+        return chosen
 
     def _assigned(self, parts: Iterable[TopicPartition]) -> list[PhysicalPartition]:
         chosen = [PhysicalPartition(p.topic, p.partition) for p in parts]
         for parent in chosen:
             if not self._slots.of(parent):
-                raise KafkaException(KafkaError(UNKNOWN_PARTITION, f"{parent} is not assigned"))
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{parent} is not assigned"))
         return chosen
 
     # -- assignment by hand ------------------------------------------------------------------------
@@ -427,10 +428,9 @@ class OffsetQueries:
             known, metadata = [c for _, c in pieces if c is not None], None
             if len(known) < len(pieces):
                 parts = self._query_client.committed_parts(asked.lineage.sources(), seconds)
-                ordinary = asked.own({place: part.offset for place, part in parts.items()})
                 if asked.mode.plain and parts:
                     metadata = parts[asked.lineage.parent].metadata
-                if ordinary:
+                if ordinary := asked.own({place: part.offset for place, part in parts.items()}):
                     cursor = Cursor.from_positions(asked.lineage, WHOLE, ordinary)
                     known += [cursor.narrowed(r) for r, c in pieces if c is None]
             offset = logical_position(asked.lineage, known) if known else OFFSET_INVALID

@@ -2059,4 +2059,11 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "{place: part.offset for place, part in parts.items()}",
         STARTS + "test_what_a_group_has_committed_is_where_its_slots_start_when_sub_topics_are_retired",
     ),
+    (
+        "give out what waits in lanes of a paused partition",
+        "consumer.run.lanes",
+        "self.waits_for or self.gone or self.paused)",
+        "self.waits_for or self.gone)",
+        "unit/test_run_engine.py::test_a_pause_in_a_run_stops_what_waits_in_lanes_and_resume_gives_it_out",
+    ),
 ]

@@ -437,7 +437,7 @@ class Member:
 
     def pause(self) -> None:
         """The application pauses and resumes: what was not handed out is read again."""
-        for slot, cursor in self.buffer.take_back([PARENT]).items():
+        for slot, cursor in self.buffer.pause([PARENT]).items():
             self.reader.own(slot, cursor)
 
 

@@ -201,6 +201,7 @@ class Reader:
 
     wants_refresh = 0
     strays = 0
+    paused = False
 
     def __init__(self) -> None:
         self.owned: dict[OwnedSlot, Cursor] = {}
@@ -228,11 +229,17 @@ class Reader:
     def start_over(self, cursors: dict[OwnedSlot, Cursor]) -> None:
         self.owned = dict(cursors)
 
+    def pause(self, parents: list[PhysicalPartition]) -> None:
+        self.paused = True
+
+    def resume(self, parents: list[PhysicalPartition]) -> None:
+        self.paused = False
+
     def hold_back(self, backpressured: Backpressured) -> None:
         pass
 
     def step(self, seconds: float, room: int) -> list[Batch]:
-        if not self.due or not self.owned:
+        if not self.due or not self.owned or self.paused:
             time.sleep(0.001)
             return []
         batch = self.due.popleft()

@@ -166,7 +166,7 @@ def test_after_a_seek_what_was_offered_before_is_not_handed_out(buffer) -> None:
 def test_what_is_taken_back_for_a_pause_is_read_again_from_where_the_application_is(buffer) -> None:
     buffer.offer(batch([message(i) for i in range(4)], 0, 4))
     buffer.take()
-    back = buffer.take_back([PARENT])
+    back = buffer.pause([PARENT])
     assert {slot: cursor.positions for slot, cursor in back.items()} == {FIRST: {0: 1}, SECOND: {0: 1}}
     assert buffer.waiting_bytes() == 0
     buffer.offer(batch([message(i) for i in range(1, 4)], 1, 4))
@@ -258,7 +258,7 @@ def test_every_record_is_handed_out_once_whatever_the_engine_does_meanwhile(buff
             wrong.append((cursor.positions[0], done))
         turns += 1
         if turns % 5 == 0:
-            for slot, at in buffer.take_back([PARENT]).items():
+            for slot, at in buffer.pause([PARENT]).items():
                 if slot == SECOND:
                     offered = at.positions.get(0, 0)
         if turns % 7 == 0:

@@ -375,6 +375,31 @@ def test_a_slot_is_handed_over_when_its_record_is_done_and_committed_with_its_ou
     scene.work_queue.give_back(staying)
 
 
+def test_a_pause_in_a_run_stops_what_waits_in_lanes_and_resume_gives_it_out(scene: Scene) -> None:
+    world, calls, work_queue = scene.world, scene.world.calls, scene.work_queue
+    parts = [TopicPartition(TOPIC, 0)]
+
+    def taken() -> Lane | None:
+        with work_queue.lock:
+            return work_queue.take()
+
+    before = scene.attach(replace(scene.attached, participant=None))
+    world.reader.write(*(message(n, KEYS[n % 2]) for n in range(6)))
+    busy = scene.take()
+    world.engine.call(lambda: calls.pause(parts))
+    assert taken() is None
+    work_queue.done(busy)
+    assert taken() is None, "nor does its lane go on when its record is done"
+    for _ in range(2):
+        world.engine.call(lambda: calls.resume(parts))
+    found = []
+    while (lane := taken()) is not None:
+        found.append(lane.record.offset())
+        work_queue.done(lane)
+    assert found == [1, 2, 3, 4, 5]
+    scene.attach(before)
+
+
 def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
     """Handlers may ask for it: it is what the workers are done with."""
     world = scene.world

@@ -5,7 +5,7 @@ The sink is the poll buffer, or the work queue of ``Consumer.run``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -221,6 +221,16 @@ class RecordSink(Protocol):
 
         Asked again until it says True or the deadline of the revocation has passed.
         """
+
+    def pause(self, parents: Collection[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
+        """Hand out nothing of logical partitions until ``resume``; nothing more is offered of them.
+
+        Returns from where to read on for slots of which what waits was forgotten. A slot that is taken
+        meanwhile is not paused here: only nothing is read for it.
+        """
+
+    def resume(self, parents: Collection[PhysicalPartition]) -> None:
+        """Hand out records of logical partitions again."""
 
     @property
     def torn(self) -> bool:

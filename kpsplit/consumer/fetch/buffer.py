@@ -31,7 +31,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import repeat, starmap
 from math import inf
@@ -293,13 +293,16 @@ class FetchBuffer:
             self._advance(len(self._ready))
             return self._progress.cursor(slot, mark)
 
-    def take_back(self, parents: Iterable[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
-        """Forget what waits of logical partitions (a pause); return where reading for their slots goes on."""
+    def pause(self, parents: Collection[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
+        """Forget what waits of them."""
         chosen = frozenset(parents)
         with self._lock:
             self._keep(lambda batch: None if batch.parent in chosen else batch)
             mine = [s for s in self._progress.slots if s.parent in chosen and s not in self._released]
             return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
+
+    def resume(self, parents: Collection[PhysicalPartition]) -> None:
+        """What is read from now on is handed out as ever."""
 
     @property
     def torn(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which record is worked on next: lanes, pure (protocol, section 10).
+"""Which record is worked on next: lanes (protocol, section 10). Pure; ``work_queue`` is the shell.
 
 A *lane* is a key range inside one slot. Its records are worked on one at a time, in the order in which they
 were read, so each key keeps its order; different lanes are worked on at the same time. There are several for
@@ -21,15 +21,13 @@ nothing of them is given out before that is done.
 Outputs of processed records wait in the outbox for the transaction that commits these records. The place of
 a record and what a transaction commits decide which go into it, and nothing else: when a commit was put
 together, what was processed since, how often it was tried does not matter; no lane waits for another.
-
-No locks, threads, clocks here: ``work_queue`` is the shell.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -122,9 +120,8 @@ class Lane:
     def pop(self) -> LaneEntry:
         entry = self.queue.popleft()
         self.bytes -= entry.size
-        if self.pending[entry.segment] > 1:
-            self.pending[entry.segment] -= 1
-        else:
+        self.pending[entry.segment] -= 1
+        if not self.pending[entry.segment]:
             del self.pending[entry.segment]
         self.memory = None
         return entry
@@ -145,7 +142,7 @@ class Lane:
 class SlotQueue:
     """One slot and its lanes, from its arrival until it leaves."""
 
-    __slots__ = ("busy", "frontier", "gone", "lanes", "released", "slot", "waits_for")
+    __slots__ = ("busy", "frontier", "gone", "lanes", "paused", "released", "slot", "waits_for")
 
     def __init__(self, slot: OwnedSlot, frontier: Mapping[int, int]) -> None:
         self.slot = slot
@@ -153,20 +150,16 @@ class SlotQueue:
         """Per segment, up to where it was read for this slot."""
         self.lanes: list[Lane] = []
         self.busy = 0
-        self.released = False
-        self.gone = False
+        self.released = self.gone = self.paused = False
         self.waits_for: set[SlotQueue] = set()
 
     @property
     def open(self) -> bool:
-        return not (self.released or self.waits_for or self.gone)
+        return not (self.released or self.waits_for or self.gone or self.paused)
 
 
 Table = tuple[list[int], list[int], list[Lane]]
 """The lanes of one logical partition and the bounds of their ranges, in order: to find one by a key hash."""
-
-Parts = dict[Lane, list[LaneEntry]]
-"""The records of a batch by lane."""
 
 
 class LaneScheduler:
@@ -210,6 +203,15 @@ class LaneScheduler:
             slot_queue.released = True
         return not any(slot_queue.busy or slot_queue.waits_for for slot_queue in slot_queues)
 
+    def pause(self, parents: Collection[PhysicalPartition], *, paused: bool) -> int:
+        """Give out nothing of logical partitions, or go on; return how many lanes became ready."""
+        chosen = [queue for queue in self._slot_queues.values() if queue.slot.parent in parents]
+        for slot_queue in chosen:
+            slot_queue.paused = paused
+        self._ready = [entry for entry in self._ready if entry[2].slot_queue not in chosen]
+        heapify(self._ready)
+        return sum(self._ready_again(lane) for q in chosen for lane in q.lanes if lane.state is READY)
+
     def dropped(self, slots: Iterable[OwnedSlot]) -> list[SlotQueue]:
         """Forget slots and their records; what is worked on becomes a revoked queue. Return what has gone."""
         left = [self._slot_queues[slot] for slot in slots if slot in self._slot_queues]
@@ -242,12 +244,12 @@ class LaneScheduler:
             lanes.sort(key=lambda lane: lane.range)
             self._tables[parent] = ([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
 
-    def divide(self, batch: Batch) -> Parts:
+    def divide(self, batch: Batch) -> dict[Lane, list[LaneEntry]]:
         """Return a batch's records by lane; counts them, and makes their headers readable."""
         lows, highs, lanes = self._tables[batch.parent]
         segment, number = batch.segment, self._numbers
         plain = segment.range == WHOLE
-        parts: Parts = {}
+        parts: dict[Lane, list[LaneEntry]] = {}
         for message in batch.messages:
             key = message.key()
             hash_ = key_hash(key) if plain and key is not None else message_hash(message, segment)
@@ -258,7 +260,7 @@ class LaneScheduler:
                 parts.setdefault(lanes[index], []).append(entry)
         return parts
 
-    def add(self, batch: Batch, parts: Parts) -> int:
+    def add(self, batch: Batch, parts: dict[Lane, list[LaneEntry]]) -> int:
         """Take a batch's records; return how many lanes became ready. All of them, or none if it raises."""
         queues = [queue for queue in map(self._slot_queues.get, batch.slots) if queue is not None]
         before = [(queue, dict(queue.frontier)) for queue in queues]
@@ -273,7 +275,7 @@ class LaneScheduler:
                     self.backpressured.discard(lane)
             raise
 
-    def _add(self, batch: Batch, parts: Parts, slot_queues: Iterable[SlotQueue]) -> int:
+    def _add(self, batch: Batch, parts: dict[Lane, list[LaneEntry]], slot_queues: Iterable[SlotQueue]) -> int:
         became_ready = 0
         for lane, entries in parts.items():
             for entry in entries:
@@ -384,18 +386,16 @@ class LaneScheduler:
         waiting = [queue for queue in self._slot_queues.values() if revoked in queue.waits_for]
         for queue in waiting:
             queue.waits_for.discard(revoked)
-        ready = (lane for q in waiting if not q.waits_for for lane in q.lanes if lane.state is READY)
-        return sum(map(self._ready_again, ready))
+        return sum(self._ready_again(lane) for q in waiting for lane in q.lanes if lane.state is READY)
 
     def _ready_again(self, lane: Lane) -> int:
         """Queue a lane if it has records; 1 if a worker can take it now."""
-        if not lane.queue:
-            return 0
-        lane.state = READY
-        if not lane.slot_queue.open:
-            return 0
-        heappush(self._ready, (lane.queue[0].number, lane.serial, lane))
-        return 1
+        if lane.queue:
+            lane.state = READY
+            if lane.slot_queue.open:
+                heappush(self._ready, (lane.queue[0].number, lane.serial, lane))
+                return 1
+        return 0
 
     def _more_lanes(self, slot_queue: SlotQueue, factor: int) -> None:
         """Divide each lane of a slot that nobody works on and that has not failed; none if it raises."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, 
 from kpsplit.consumer.state.slots import Room
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
@@ -168,6 +169,16 @@ class WorkQueue:
     def release(self, slots: Iterable[OwnedSlot]) -> bool:
         with self.lock:
             return self.scheduler.release(slots)
+
+    def pause(self, parents: Collection[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
+        """What was read stays in its lanes."""
+        with self.lock:
+            self.scheduler.pause(parents, paused=True)
+        return {}
+
+    def resume(self, parents: Collection[PhysicalPartition]) -> None:
+        with self.lock:
+            self._woken(self.scheduler.pause(parents, paused=False))
 
     torn = False
     """An offer is taken whole or not at all, and an exception in a worker ends the run."""
