@@ -1133,6 +1133,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enrolled_again",
     ),
     (
+        "leave bookmarks of a partition by hand without a topic when it is enrolled",
+        "consumer.slots.initializer",
+        "        assigned.topic_id = state.topic_id  # not before: its places were ordinary offsets\n",
+        "",
+        "unit/test_consumer_bookmarks.py::"
+        "test_a_bookmark_of_a_partition_by_hand_holds_when_its_topic_is_enrolled_and_split_later",
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -482,6 +482,32 @@ def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: Wo
     assert world.group_offsets.commits == [{WHOLE: 3}]
 
 
+def test_a_bookmark_of_a_partition_by_hand_holds_when_its_topic_is_enrolled_and_split_later(
+    world: World,
+) -> None:
+    """While it is plain its bookmark is an ordinary offset; from then on it is a place in the lineage."""
+    enrolment, calls = world.metadata.view.enrolments.pop(TOPIC), world.calls
+
+    def saved() -> Bookmark:
+        [one] = world.engine.call(lambda: calls.slots(world.buffer.mark()))
+        assert one.bookmark is not None
+        return decode_bookmark(one.bookmark)
+
+    world.engine.call(lambda: calls.assign({PARENT: at(WHOLE, 700)}, more=False))
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert (saved().topic_id, places(saved())) == ("", [{0: 700}])
+    merged = replace(MERGED, parent=PARENT)
+    now = PartitionState.unsplit(PARENT, merged.topic_id)
+    world.metadata.state = lambda parent, *, left=False: now  # type: ignore[method-assign]
+    world.metadata.view.enrolments[TOPIC] = enrolment
+    world.metadata.position += 1
+    world.polls(lambda: [one.mode for one in world.slots] == [Mode.WHOLE], "it to follow the enrolment")
+    assert (saved().topic_id, places(saved())) == (merged.topic_id, [{0: 700}])
+    now, here = merged, Cursor(WHOLE, {OPEN.id: AFTER})
+    world.engine.call(lambda: world.slots.sink.taken(OwnedSlot(PARENT, 0, 1), here))
+    assert restated(saved(), merged, merged).cursors == (here,)
+
+
 def test_a_partition_by_hand_whose_topic_is_enrolled_beside_a_subscription_waits_for_its_end(
     world: World,
 ) -> None:

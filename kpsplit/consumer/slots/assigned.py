@@ -160,10 +160,10 @@ class AssignedSlot:
     ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
     log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed; until it does.
-    ``topic_id``: that of its topic when it began. ``ahead``: what
-    its pieces had processed, until reading has caught up with the furthest. ``stored``: what
-    ``store_offsets`` said, where records do not count as processed by themselves. ``saved``: what bookmarks
-    of the application say, until its start is known.
+    ``topic_id``: that of its topic when it began, or followed an enrolment; empty while its places are
+    ordinary offsets. ``ahead``: what its pieces had processed, until reading has caught up with the furthest.
+    ``stored``: what ``store_offsets`` said, where records do not count as processed by themselves.
+    ``saved``: what bookmarks of the application say, until its start is known.
     """
 
     slot: OwnedSlot

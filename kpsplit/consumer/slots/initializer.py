@@ -272,6 +272,7 @@ class EnrolmentGuard:
                 assigned.stage = SlotStage.WANTED
             assigned.committed, assigned.stored = (), None
         assigned.mode = Mode.WHOLE
+        assigned.topic_id = state.topic_id  # not before: its places were ordinary offsets
         slots.reorder()  # the view of before is its own also when the topic is left
         if anew and assigned.stage is SlotStage.HELD:
             slots.begin(assigned)
