@@ -957,8 +957,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "read a plain partition along the lineage of before",
         "consumer.slots.assigned_slots",
-        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self.reorder()\n",
-        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n",
+        "assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self.reorder()\n",
+        "assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n",
         "unit/test_consumer_returning.py",
     ),
     (
@@ -1139,6 +1139,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_consumer_bookmarks.py::"
         "test_a_bookmark_of_a_partition_by_hand_holds_when_its_topic_is_enrolled_and_split_later",
+    ),
+    (
+        "share what is assigned by hand as the group's topics are",
+        "consumer.slots.assigned_slots",
+        "            if not assigned.by_hand:\n                assigned.mode = modes.get",
+        "            if True:\n                assigned.mode = modes.get",
+        "unit/test_consumer_bookmarks.py::"
+        "test_a_plain_partition_by_hand_beside_a_subscription_begins_where_the_group_stands",
     ),
     (
         "withdraw range commits of a topic that is left without a claim",

@@ -533,6 +533,19 @@ def test_a_partition_by_hand_whose_topic_is_enrolled_beside_a_subscription_waits
     assert not more
 
 
+def test_a_plain_partition_by_hand_beside_a_subscription_begins_where_the_group_stands(world: World) -> None:
+    """Its topic is none of the group's: how those are shared says nothing of it, also when it begins anew."""
+    beside = PhysicalPartition("beside", 0)
+    world.subscribe()
+    world.coordinator.give(0)
+    world.engine.call(lambda: world.calls.assign({beside: None}, more=True))
+    world.polls(lambda: OwnedSlot(beside, 0, 1) in world.reader.owned, "the partition by hand")
+    world.engine.call(lambda: world.slots.start_anew(world.slots.of(beside)))
+    assert OwnedSlot(beside, 0, 1) not in world.reader.owned
+    world.polls(lambda: OwnedSlot(beside, 0, 1) in world.reader.owned, "the partition once more")
+    assert [one.mode for one in world.slots.of(beside)] == [Mode.PLAIN]
+
+
 def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world: World) -> None:
     tokens: list[PhysicalPartition] = []
     real = world.group_offsets.commit

@@ -164,9 +164,10 @@ class AssignedSlots:
         self.reorder()
 
     def share(self, modes: Mapping[str, Mode]) -> None:
-        """Share slots that are not started as the group's topics are shared now; MOVING where one is gone."""
+        """Share the group's slots that are not started as its topics are now; MOVING where one is gone."""
         for assigned in self.on((SlotStage.WANTED,)):
-            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
+            if not assigned.by_hand:
+                assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
         self.reorder()
 
     def reorder(self) -> None:
