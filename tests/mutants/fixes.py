@@ -1149,6 +1149,27 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "test_a_plain_partition_by_hand_beside_a_subscription_begins_where_the_group_stands",
     ),
     (
+        "begin a run where the group has committed, wherever the application sought",
+        "consumer.slots.assigned_slots",
+        "return self.processed(assigned) if self.auto_store else assigned.told",
+        "return self.processed(assigned) or assigned.begun_at",
+        "unit/test_run_engine.py::test_a_run_begins_where_the_application_sought_and_not_where_it_committed",
+    ),
+    (
+        "take a place that the log does not have for older than what it has",
+        "consumer.slots.assigned",
+        "return (self.start.committed and self.committed) or self.start.pieces",
+        "return self.committed or self.start.pieces",
+        "unit/test_run_engine.py::test_a_run_begins_where_the_application_sought_and_not_where_it_committed",
+    ),
+    (
+        "have a stay begin anew where another sink goes on",
+        "consumer.slots.assigned_slots",
+        "assigned.start = SlotStart(pieces, begun=assigned.begun_at)",
+        "assigned.start = SlotStart(pieces)",
+        "unit/test_run_engine.py::test_a_position_is_told_after_a_run_and_after_a_slot_was_held",
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -341,6 +341,7 @@ def test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enro
         open_ = state.lineage.open_segments()[0].id
         assert (held.mode, held.topic_id) == (Mode.WHOLE, state.topic_id)
         assert world.reader.owned[PARTITION].pending(state.lineage) == {open_: 5001}
+        assert [c.pending(state.lineage) for c in held.begun_at] == [{open_: 5000}]
 
 
 @pytest.mark.parametrize("final", [False, True])

@@ -77,11 +77,13 @@ class SlotStart:
     """Where a slot starts: one cursor per piece that was committed on its own.
 
     ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
+    ``begun``: where the stay has begun, where another sink goes on in the middle of it.
     """
 
     pieces: tuple[Cursor, ...]
     stale: bool = False
     committed: bool = False
+    begun: tuple[Cursor, ...] = ()
 
 
 class NoOffsetError(Exception):
@@ -223,8 +225,17 @@ class AssignedSlot:
 
     @property
     def begun_at(self) -> tuple[Cursor, ...]:
-        """Where it begins, by pieces; nothing while that is not known."""
-        return () if self.start is None else self.start.pieces
+        """Where it begins, by pieces, or where its stay has begun; nothing while that is not known."""
+        if self.start is None:
+            return ()
+        return (self.in_sink and self.start.begun) or self.start.pieces
+
+    @property
+    def told(self) -> tuple[Cursor, ...]:
+        """How far it is processed by the application's latest word: a place stored, committed or named."""
+        if self.stored is not None or self.start is None:
+            return self.stored or ()
+        return (self.start.committed and self.committed) or self.start.pieces
 
     def must_follow(self, topic: Subscribed) -> bool:
         """Of one by hand: whether ranges of it are to be committed, because its topic is enrolled now."""

@@ -264,10 +264,11 @@ class EnrolmentGuard:
                 slots.hold(assigned)
             if assigned.in_sink and not slots.sink.release([assigned.slot]):
                 return
+            begun = from_plain(assigned.begun_at, state)
             if assigned.in_sink:
-                assigned.start = SlotStart(tuple(slots.sink.cursor(assigned.slot)))
-            if assigned.start is not None:
-                assigned.start = SlotStart(from_plain(assigned.start.pieces, state))
+                assigned.start = SlotStart(from_plain(slots.sink.cursor(assigned.slot), state), begun=begun)
+            elif assigned.start is not None:
+                assigned.start = SlotStart(begun)
             elif assigned.stage is SlotStage.ASKED:
                 assigned.stage = SlotStage.WANTED
             assigned.committed, assigned.stored = (), None
