@@ -1170,6 +1170,14 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_run_engine.py::test_a_position_is_told_after_a_run_and_after_a_slot_was_held",
     ),
     (
+        "begin a slot by the on_assign of before it began anew",
+        "consumer.slots.initializer",
+        "if h.stage is SlotStage.FOUND and h.epoch == epoch]",
+        "if h.stage is SlotStage.FOUND]",
+        "unit/test_state_engine_edges.py::"
+        "test_a_slot_that_begins_anew_while_on_assign_runs_is_read_with_its_state",
+    ),
+    (
         "withdraw range commits of a topic that is left without a claim",
         "control.unenrolment",
         "        self._records.by_claim(self._topic, recorded, (), withdraw, self._deadline)\n",

@@ -415,6 +415,30 @@ def test_a_program_that_keeps_bookmarks_is_asked_again_where_on_assign_raises(wo
     assert world.reader.owned[slot(1)].positions == {0: 6}
 
 
+def test_a_program_that_keeps_bookmarks_is_asked_again_where_a_slot_begins_anew_meanwhile(
+    world: World,
+) -> None:
+    """What it gave before the slot began anew went with that."""
+    asked: list[int] = []
+
+    def give() -> None:
+        asked.append(len(world.slots))
+        names = [(TOPIC, 0, one.slot.index) for one in world.slots]
+        saved = [bookmark(at(slot(index).range, 6)) for index in range(SLOTS)]
+        world.engine.call(lambda: world.calls.start_slots(names, saved))
+        if len(asked) == 1:
+            held = list(world.slots)
+            world.engine.call(lambda: world.slots.withdraw(held))
+            world.engine.call(lambda: world.slots.read_again(held))
+            world.until(lambda: {one.stage for one in world.slots} == {SlotStage.FOUND}, "its start")
+
+    world.subscribe()
+    world.inside["assign"] = give
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    assert (asked, world.reader.owned[slot(0)].positions) == ([1, 1], {0: 6})
+
+
 def test_a_bookmark_that_on_assign_cannot_give_begins_no_slot(world: World) -> None:
     names = [[(TOPIC, 0, 0)], [(TOPIC, 0, 3)]]
 
