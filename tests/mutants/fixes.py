@@ -957,8 +957,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "read a plain partition along the lineage of before",
         "consumer.slots.assigned_slots",
-        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self.reorder()\n",
-        "            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n",
+        "assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n        self.reorder()\n",
+        "assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)\n",
         "unit/test_consumer_returning.py",
     ),
     (
@@ -1131,6 +1131,51 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "anew = False",
         "unit/test_consumer_returning.py::"
         "test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enrolled_again",
+    ),
+    (
+        "leave bookmarks of a partition by hand without a topic when it is enrolled",
+        "consumer.slots.initializer",
+        "        assigned.topic_id = state.topic_id  # not before: its places were ordinary offsets\n",
+        "",
+        "unit/test_consumer_bookmarks.py::"
+        "test_a_bookmark_of_a_partition_by_hand_holds_when_its_topic_is_enrolled_and_split_later",
+    ),
+    (
+        "share what is assigned by hand as the group's topics are",
+        "consumer.slots.assigned_slots",
+        "            if not assigned.by_hand:\n                assigned.mode = modes.get",
+        "            if True:\n                assigned.mode = modes.get",
+        "unit/test_consumer_bookmarks.py::"
+        "test_a_plain_partition_by_hand_beside_a_subscription_begins_where_the_group_stands",
+    ),
+    (
+        "begin a run where the group has committed, wherever the application sought",
+        "consumer.slots.assigned_slots",
+        "return self.processed(assigned) if self.auto_store else assigned.told",
+        "return self.processed(assigned) or assigned.begun_at",
+        "unit/test_run_engine.py::test_a_run_begins_where_the_application_sought_and_not_where_it_committed",
+    ),
+    (
+        "take a place that the log does not have for older than what it has",
+        "consumer.slots.assigned",
+        "return (self.start.committed and self.committed) or self.start.pieces",
+        "return self.committed or self.start.pieces",
+        "unit/test_run_engine.py::test_a_run_begins_where_the_application_sought_and_not_where_it_committed",
+    ),
+    (
+        "have a stay begin anew where another sink goes on",
+        "consumer.slots.assigned_slots",
+        "assigned.start = SlotStart(pieces, begun=assigned.begun_at)",
+        "assigned.start = SlotStart(pieces)",
+        "unit/test_run_engine.py::test_a_position_is_told_after_a_run_and_after_a_slot_was_held",
+    ),
+    (
+        "begin a slot by the on_assign of before it began anew",
+        "consumer.slots.initializer",
+        "if h.stage is SlotStage.FOUND and h.epoch == epoch]",
+        "if h.stage is SlotStage.FOUND]",
+        "unit/test_state_engine_edges.py::"
+        "test_a_slot_that_begins_anew_while_on_assign_runs_is_read_with_its_state",
     ),
     (
         "withdraw range commits of a topic that is left without a claim",

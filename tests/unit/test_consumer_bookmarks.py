@@ -415,6 +415,30 @@ def test_a_program_that_keeps_bookmarks_is_asked_again_where_on_assign_raises(wo
     assert world.reader.owned[slot(1)].positions == {0: 6}
 
 
+def test_a_program_that_keeps_bookmarks_is_asked_again_where_a_slot_begins_anew_meanwhile(
+    world: World,
+) -> None:
+    """What it gave before the slot began anew went with that."""
+    asked: list[int] = []
+
+    def give() -> None:
+        asked.append(len(world.slots))
+        names = [(TOPIC, 0, one.slot.index) for one in world.slots]
+        saved = [bookmark(at(slot(index).range, 6)) for index in range(SLOTS)]
+        world.engine.call(lambda: world.calls.start_slots(names, saved))
+        if len(asked) == 1:
+            held = list(world.slots)
+            world.engine.call(lambda: world.slots.withdraw(held))
+            world.engine.call(lambda: world.slots.read_again(held))
+            world.until(lambda: {one.stage for one in world.slots} == {SlotStage.FOUND}, "its start")
+
+    world.subscribe()
+    world.inside["assign"] = give
+    world.coordinator.give(0)
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    assert (asked, world.reader.owned[slot(0)].positions) == ([1, 1], {0: 6})
+
+
 def test_a_bookmark_that_on_assign_cannot_give_begins_no_slot(world: World) -> None:
     names = [[(TOPIC, 0, 0)], [(TOPIC, 0, 3)]]
 
@@ -482,6 +506,32 @@ def test_a_partition_by_hand_commits_ranges_once_its_topic_is_enrolled(world: Wo
     assert world.group_offsets.commits == [{WHOLE: 3}]
 
 
+def test_a_bookmark_of_a_partition_by_hand_holds_when_its_topic_is_enrolled_and_split_later(
+    world: World,
+) -> None:
+    """While it is plain its bookmark is an ordinary offset; from then on it is a place in the lineage."""
+    enrolment, calls = world.metadata.view.enrolments.pop(TOPIC), world.calls
+
+    def saved() -> Bookmark:
+        [one] = world.engine.call(lambda: calls.slots(world.buffer.mark()))
+        assert one.bookmark is not None
+        return decode_bookmark(one.bookmark)
+
+    world.engine.call(lambda: calls.assign({PARENT: at(WHOLE, 700)}, more=False))
+    world.polls(lambda: world.reader.owned, "the partition")
+    assert (saved().topic_id, places(saved())) == ("", [{0: 700}])
+    merged = replace(MERGED, parent=PARENT)
+    now = PartitionState.unsplit(PARENT, merged.topic_id)
+    world.metadata.state = lambda parent, *, left=False: now  # type: ignore[method-assign]
+    world.metadata.view.enrolments[TOPIC] = enrolment
+    world.metadata.position += 1
+    world.polls(lambda: [one.mode for one in world.slots] == [Mode.WHOLE], "it to follow the enrolment")
+    assert (saved().topic_id, places(saved())) == (merged.topic_id, [{0: 700}])
+    now, here = merged, Cursor(WHOLE, {OPEN.id: AFTER})
+    world.engine.call(lambda: world.slots.sink.taken(OwnedSlot(PARENT, 0, 1), here))
+    assert restated(saved(), merged, merged).cursors == (here,)
+
+
 def test_a_partition_by_hand_whose_topic_is_enrolled_beside_a_subscription_waits_for_its_end(
     world: World,
 ) -> None:
@@ -505,6 +555,19 @@ def test_a_partition_by_hand_whose_topic_is_enrolled_beside_a_subscription_waits
     world.engine.ask(world.engine.subscribing.leave).result(10)
     more = world.polls(lambda: found() == [(SlotStage.READING, Mode.WHOLE)], "the end of the subscription")
     assert not more
+
+
+def test_a_plain_partition_by_hand_beside_a_subscription_begins_where_the_group_stands(world: World) -> None:
+    """Its topic is none of the group's: how those are shared says nothing of it, also when it begins anew."""
+    beside = PhysicalPartition("beside", 0)
+    world.subscribe()
+    world.coordinator.give(0)
+    world.engine.call(lambda: world.calls.assign({beside: None}, more=True))
+    world.polls(lambda: OwnedSlot(beside, 0, 1) in world.reader.owned, "the partition by hand")
+    world.engine.call(lambda: world.slots.start_anew(world.slots.of(beside)))
+    assert OwnedSlot(beside, 0, 1) not in world.reader.owned
+    world.polls(lambda: OwnedSlot(beside, 0, 1) in world.reader.owned, "the partition once more")
+    assert [one.mode for one in world.slots.of(beside)] == [Mode.PLAIN]
 
 
 def test_slots_by_hand_are_committed_although_their_slots_topic_is_deleted(world: World) -> None:

@@ -335,11 +335,13 @@ def test_what_is_assigned_by_hand_goes_on_where_it_stands_when_its_topic_is_enro
         state = enrolled_again(world)
         end = time.monotonic() + 0.2
         world.until(lambda: time.monotonic() > end, "some time without a poll")
-        assert held_as(world, Mode.PLAIN) and not world.reader.owned
+        (held,) = world.slots
+        assert (held.mode, held.topic_id) == (Mode.PLAIN, "") and not world.reader.owned
         world.polls(lambda: PARTITION in world.reader.owned, "the partition once more")
         open_ = state.lineage.open_segments()[0].id
-        assert held_as(world, Mode.WHOLE)
+        assert (held.mode, held.topic_id) == (Mode.WHOLE, state.topic_id)
         assert world.reader.owned[PARTITION].pending(state.lineage) == {open_: 5001}
+        assert [c.pending(state.lineage) for c in held.begun_at] == [{open_: 5000}]
 
 
 @pytest.mark.parametrize("final", [False, True])

@@ -24,10 +24,11 @@ from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import LANES_PER_WORKER, WorkQueue
-from kpsplit.consumer.slots.assigned import SlotStage
+from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
-from tests.unit.engine_world import TOPIC, World, slot
+from kpsplit.splitter.reading import Cursor
+from tests.unit.engine_world import PARENT, TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
 
 KEYS = [keys_in(slot(index).range, 1)[0] for index in range(2)]
@@ -206,6 +207,54 @@ def test_after_a_run_the_interval_of_the_application_counts_again() -> None:
         world.take(2)
         world.buffer.wait(0)
         world.until(lambda: world.group_offsets.commits, "an automatic commit")
+
+
+@pytest.mark.parametrize("stores_by_itself", [True, False])
+@pytest.mark.parametrize("place", [2, 9])
+def test_a_run_begins_where_the_application_sought_and_not_where_it_committed(
+    stores_by_itself: bool, place: int
+) -> None:
+    """A seek names the place after every commit; where places are stored, it takes back what was stored."""
+    with World(enable_auto_offset_store=stores_by_itself) as world:
+        world.group_offsets.starts = lambda wanted, me: [  # type: ignore[method-assign]
+            SlotStart((Cursor(w.range, {0: 5}),), committed=True) for w in wanted
+        ]
+        scene = Scene(world)
+        world.engine.call(lambda: world.calls.seek(PARENT, Cursor(WHOLE, {0: place})))
+        before = scene.attach(scene.attached)
+        assert {c.positions[0] for c in world.reader.owned.values()} == {place}
+        scene.attach(before)
+        assert {c.positions[0] for c in world.reader.owned.values()} == {place}
+        scene.new_run()
+        scene.attach(scene.attached)
+        assert {c.positions[0] for c in world.reader.owned.values()} == {place}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_run_begins_with_what_was_handed_out_and_not_stored(stored: bool) -> None:
+    """Also where a slot was held meanwhile, and is handed out again from after it."""
+    with World(enable_auto_offset_store=False) as world:
+        world.group_offsets.starts = lambda wanted, me: [  # type: ignore[method-assign]
+            SlotStart((Cursor(w.range, {0: 0}),)) for w in wanted
+        ]
+        scene = Scene(world)
+        world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+        world.take(2)
+        world.buffer.wait(0)
+        calls = world.calls
+        if stored:
+            part = [TopicPartition(TOPIC, 0, 1)]
+            world.engine.call(lambda: calls.store(calls.below_offsets(part, world.buffer.mark())))
+
+        def held() -> None:
+            for one in world.slots:
+                world.slots.hold(one)
+                world.slots.hand_out_again(one)
+
+        world.engine.call(held)
+        assert {c.positions[0] for c in world.reader.owned.values()} == {2}
+        scene.attach(scene.attached)
+        assert {c.positions[0] for c in world.reader.owned.values()} == {int(stored)}
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_outputs(scene: Scene) -> None:
@@ -446,6 +495,32 @@ def test_a_run_polls_while_its_last_records_are_worked_on_and_committed() -> Non
     run._commit(engine)
     assert len(set(pulses)) == len(pulses) > 8
     assert run._work_queue.error is None
+=======
+@pytest.mark.parametrize("held", [False, True])
+def test_a_position_is_told_after_a_run_and_after_a_slot_was_held(scene: Scene, held: bool) -> None:
+    """Where reading goes on in the middle of a stay, the stay has begun before that."""
+    world = scene.world
+
+    def position() -> int:
+        mark, part = world.buffer.mark(), TopicPartition(TOPIC, 0)
+        return world.engine.call(lambda: world.calls.positions([part], mark))[0].offset
+
+    def hold() -> None:
+        for one in world.slots:
+            world.slots.hold(one)
+            world.slots.hand_out_again(one)
+
+    before = scene.attach(scene.attached)
+    assert position() == OFFSET_INVALID
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]), message(2, KEYS[0]))
+    scene.work(3)
+    scene.commit().result(10)
+    scene.attach(before)
+    if held:
+        world.engine.call(hold)
+    assert position() == 3
+    world.engine.call(lambda: world.calls.seek(PARENT, Cursor(WHOLE, {0: 1})))
+    assert position() == OFFSET_INVALID, "nothing was handed out since"
 
 
 def test_an_interrupt_while_the_engine_attaches_a_run_leaves_the_consumer_as_it_was(

@@ -17,6 +17,7 @@ from kpsplit.consumer.run.policies import Judge, Retry
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots import assigned_slots
+from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UsageError
 from kpsplit.kafka.groups import Members, Owner
@@ -131,6 +132,22 @@ def test_state_that_cannot_be_restored_is_told_once_and_tried_again(
     assert set(world.reader.owned) == {slot(0)}
     store.errors.clear()
     world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "both")
+
+
+def test_a_slot_that_begins_anew_while_on_assign_runs_is_read_with_its_state(scene: Scene) -> None:
+    """The answer that named another member for it gave up its state; the next one was right."""
+    world, store = scene.world, scene.store
+
+    def begins_anew() -> None:
+        held = list(world.slots)
+        world.engine.call(lambda: world.slots.withdraw(held))
+        world.engine.call(lambda: world.slots.read_again(held))
+        world.until(lambda: {one.stage for one in world.slots} == {SlotStage.FOUND}, "its start")
+
+    world.inside["assign"] = begins_anew
+    scene.owns(0)
+    assert named(0) in store.owned
+    assert world.told == [("assign", [0])], "the program knows of it"
 
 
 def test_a_commit_takes_the_state_of_the_records_that_it_covers_and_no_other(scene: Scene) -> None:

@@ -293,7 +293,7 @@ def attach(engine: Engine, new: Attached) -> Attached:
     slots, committer = engine.slots, engine.committer
     before = Attached(slots.sink, committer.settings, engine.run_stats, committer.participant)
     slots.start_anew(slots.unsure())
-    processed = {h.slot: slots.processed(h) for h in slots.on(IN_SINK)}
+    processed = {h.slot: slots.goes_on_at(h) for h in slots.on(IN_SINK)}
     # After the positions: what a worker that was not waited for adds now is beyond them.
     _take_back_outputs(engine)
     committer.use(new.settings, new.participant)

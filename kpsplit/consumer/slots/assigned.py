@@ -77,11 +77,13 @@ class SlotStart:
     """Where a slot starts: one cursor per piece that was committed on its own.
 
     ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
+    ``begun``: where the stay has begun, where another sink goes on in the middle of it.
     """
 
     pieces: tuple[Cursor, ...]
     stale: bool = False
     committed: bool = False
+    begun: tuple[Cursor, ...] = ()
 
 
 class NoOffsetError(Exception):
@@ -160,10 +162,10 @@ class AssignedSlot:
     ``moves_committed``: how many of them are part of a commit. ``uncertain``: commits since the latest one
     that succeeded of which the outcome is not known, by their moves. ``reset``: its offset is outside the
     log, and it begins anew at ``auto.offset.reset`` when what was read of it is processed; until it does.
-    ``topic_id``: that of its topic when it began. ``ahead``: what
-    its pieces had processed, until reading has caught up with the furthest. ``stored``: what
-    ``store_offsets`` said, where records do not count as processed by themselves. ``saved``: what bookmarks
-    of the application say, until its start is known.
+    ``topic_id``: that of its topic when it began, or followed an enrolment; empty while its places are
+    ordinary offsets. ``ahead``: what its pieces had processed, until reading has caught up with the furthest.
+    ``stored``: what ``store_offsets`` said, where records do not count as processed by themselves.
+    ``saved``: what bookmarks of the application say, until its start is known.
     """
 
     slot: OwnedSlot
@@ -223,8 +225,17 @@ class AssignedSlot:
 
     @property
     def begun_at(self) -> tuple[Cursor, ...]:
-        """Where it begins, by pieces; nothing while that is not known."""
-        return () if self.start is None else self.start.pieces
+        """Where it begins, by pieces, or where its stay has begun; nothing while that is not known."""
+        if self.start is None:
+            return ()
+        return (self.in_sink and self.start.begun) or self.start.pieces
+
+    @property
+    def told(self) -> tuple[Cursor, ...]:
+        """How far it is processed by the application's latest word: a place stored, committed or named."""
+        if self.stored is not None or self.start is None:
+            return self.stored or ()
+        return (self.start.committed and self.committed) or self.start.pieces
 
     def must_follow(self, topic: Subscribed) -> bool:
         """Of one by hand: whether ranges of it are to be committed, because its topic is enrolled now."""

@@ -164,9 +164,10 @@ class AssignedSlots:
         self.reorder()
 
     def share(self, modes: Mapping[str, Mode]) -> None:
-        """Share slots that are not started as the group's topics are shared now; MOVING where one is gone."""
+        """Share the group's slots that are not started as its topics are now; MOVING where one is gone."""
         for assigned in self.on((SlotStage.WANTED,)):
-            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
+            if not assigned.by_hand:
+                assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
         self.reorder()
 
     def reorder(self) -> None:
@@ -273,13 +274,14 @@ class AssignedSlots:
 
     def begin(self, assigned: AssignedSlot) -> None:
         """Read a slot from its start, if it may be handed out still: restoring its state may take long."""
-        start, parent = assigned.start, assigned.parent
-        if start is None:
-            return
-        cursor = self._merged(parent, start)
-        if len(start.pieces) > 1:
-            assigned.ahead = PieceProgress(start.pieces)
-        self.reader.update(self.state(parent))
+        if assigned.start is not None:
+            self._begin_at(assigned, assigned.start.pieces)
+
+    def _begin_at(self, assigned: AssignedSlot, pieces: tuple[Cursor, ...]) -> None:
+        cursor = self._merged(assigned.parent, pieces)
+        if len(pieces) > 1:
+            assigned.ahead = PieceProgress(pieces)
+        self.reader.update(self.state(assigned.parent))
         self.reader.own(assigned.slot, cursor)
         self.sink.taken(assigned.slot, cursor)
         # Last: where an exception came before this, the slot is begun again in the next turn.
@@ -299,9 +301,7 @@ class AssignedSlots:
         """Read a held slot from where it is processed; not while the application still works on it."""
         if not self.sink.release([assigned.slot]):
             return  # those records would be handed out again
-        pieces = self.settled(assigned, self.sink.cursor(assigned.slot))
-        assigned.start = SlotStart(pieces, committed=bool(assigned.committed))
-        self.begin(assigned)
+        self._begin_at(assigned, self.settled(assigned, self.sink.cursor(assigned.slot)))
 
     def stop(self, leaving: Iterable[AssignedSlot]) -> list[OwnedSlot]:
         """Read nothing more of slots that are taken away; return those of which records may be worked on."""
@@ -339,7 +339,7 @@ class AssignedSlots:
         """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
         assigned.start, assigned.reset = start, False
         if assigned.stage in (SlotStage.READING, SlotStage.HELD):
-            cursor = self._merged(assigned.parent, start)
+            cursor = self._merged(assigned.parent, start.pieces)
             assigned.ahead = None
             self.sink.taken(assigned.slot, cursor)
             if assigned.stage is SlotStage.READING:
@@ -371,6 +371,10 @@ class AssignedSlots:
         in_sink = self.in_sink() if self.state_binding.store is not None else []
         return [h for h in in_sink if not self.sink.release([h.slot])]
 
+    def goes_on_at(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
+        """Return where another sink takes a slot over: a seek counts, though it is not to be committed."""
+        return self.processed(assigned) if self.auto_store else assigned.told
+
     def hand_to(self, sink: RecordSink, processed: Cursors, *, auto_store: bool) -> None:
         """Have records go to another sink from now on, each slot from where it is processed."""
         in_sink = self.in_sink()
@@ -381,22 +385,19 @@ class AssignedSlots:
         for assigned in self:
             assigned.stored = None  # slots restart there; kept, it would take later commits back
         for assigned in in_sink:
-            self._restart(assigned, processed[assigned.slot] or assigned.begun_at)
+            self._restart(assigned, processed[assigned.slot])
 
     def _restart(self, assigned: AssignedSlot, pieces: tuple[Cursor, ...]) -> None:
-        committed = assigned.start is not None and assigned.start.committed
-        assigned.start = SlotStart(pieces, committed=committed)
-        assigned.ahead = None
+        assigned.start = SlotStart(pieces, begun=assigned.begun_at)
+        assigned.ahead = PieceProgress(pieces) if len(pieces) > 1 else None
         if assigned.stage is SlotStage.READING:
             self.begin(assigned)
             return
-        if len(pieces) > 1:
-            assigned.ahead = PieceProgress(pieces)
-        self.sink.taken(assigned.slot, self._merged(assigned.parent, assigned.start))
+        self.sink.taken(assigned.slot, self._merged(assigned.parent, pieces))
         self.sink.release([assigned.slot])
 
-    def _merged(self, parent: PhysicalPartition, start: SlotStart) -> Cursor:
-        return start.pieces[0] if len(start.pieces) == 1 else least(self.lineage(parent), start.pieces)
+    def _merged(self, parent: PhysicalPartition, pieces: tuple[Cursor, ...]) -> Cursor:
+        return pieces[0] if len(pieces) == 1 else least(self.lineage(parent), pieces)
 
 
 RETRY_SECONDS = 5.0

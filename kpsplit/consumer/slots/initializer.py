@@ -67,7 +67,8 @@ class SlotInitializer:
         """How often a start waited for another owner of the partition."""
         self._asked: list[AssignedSlot] = []
         self._answer: Future[list[Found]] | None = None
-        self._announced: tuple[Callback, list[AssignedSlot]] | None = None
+        self._announced: tuple[Callback, list[tuple[AssignedSlot, int]]] | None = None
+        """on_assign, and the slots that begin after it, each with its epoch when they were announced."""
         self._rest_until = 0.0
         self._undecided_until = 0.0
 
@@ -172,11 +173,13 @@ class SlotInitializer:
         found = [h for h in self._slots.on((SlotStage.FOUND,)) if self._restored(h)]
         if not found:
             return
-        callback = self._callbacks.announce({h.parent for h in found if not h.by_hand})
+        self._begin_after(self._callbacks.announce({h.parent for h in found if not h.by_hand}), found)
+
+    def _begin_after(self, callback: Callback | None, found: list[AssignedSlot]) -> None:
         if callback is None:
             self._begin(found)
         else:
-            self._announced = (callback, found)
+            self._announced = callback, [(h, h.epoch) for h in found]
 
     def _restored(self, assigned: AssignedSlot) -> bool:
         """Return whether a slot has its state; one that waits for it holds up no other."""
@@ -193,14 +196,12 @@ class SlotInitializer:
     def _begin_announced(self) -> None:
         if self._announced is None or not self._announced[0].done:
             return
-        (callback, found), self._announced = self._announced, None
-        found = [h for h in self._slots.still(found) if h.stage is SlotStage.FOUND]
+        (callback, announced), self._announced = self._announced, None
+        # One that began anew meanwhile is announced and restored as if it had come now.
+        same = [h for h, epoch in announced if h.stage is SlotStage.FOUND and h.epoch == epoch]
+        found = self._slots.still(same)
         told = {h.parent for h in found if not h.by_hand}
-        again = self._callbacks.announce_again(told) if callback.raised else None
-        if again is None:
-            self._begin(found)
-        else:
-            self._announced = (again, found)
+        self._begin_after(self._callbacks.announce_again(told) if callback.raised else None, found)
 
     def _begin(self, found: Iterable[AssignedSlot]) -> None:
         without: set[PhysicalPartition] = set()
@@ -264,14 +265,16 @@ class EnrolmentGuard:
                 slots.hold(assigned)
             if assigned.in_sink and not slots.sink.release([assigned.slot]):
                 return
+            begun = from_plain(assigned.begun_at, state)
             if assigned.in_sink:
-                assigned.start = SlotStart(tuple(slots.sink.cursor(assigned.slot)))
-            if assigned.start is not None:
-                assigned.start = SlotStart(from_plain(assigned.start.pieces, state))
+                assigned.start = SlotStart(from_plain(slots.sink.cursor(assigned.slot), state), begun=begun)
+            elif assigned.start is not None:
+                assigned.start = SlotStart(begun)
             elif assigned.stage is SlotStage.ASKED:
                 assigned.stage = SlotStage.WANTED
             assigned.committed, assigned.stored = (), None
         assigned.mode = Mode.WHOLE
+        assigned.topic_id = state.topic_id  # not before: its places were ordinary offsets
         slots.reorder()  # the view of before is its own also when the topic is left
         if anew and assigned.stage is SlotStage.HELD:
             slots.begin(assigned)
