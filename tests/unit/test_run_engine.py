@@ -495,7 +495,8 @@ def test_a_run_polls_while_its_last_records_are_worked_on_and_committed() -> Non
     run._commit(engine)
     assert len(set(pulses)) == len(pulses) > 8
     assert run._work_queue.error is None
-=======
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_a_position_is_told_after_a_run_and_after_a_slot_was_held(scene: Scene, held: bool) -> None:
     """Where reading goes on in the middle of a stay, the stay has begun before that."""
