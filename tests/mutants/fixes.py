@@ -1815,6 +1815,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         PARTING,
     ),
     (
+        "apply nothing that was done to a topic before it was left",
+        "producer.fence_task",
+        "state = view.latest_state(send_state.state.parent)",
+        "state = view.state(send_state.state.parent)",
+        PARTING,
+    ),
+    (
         "certify nothing of a topic that was left",
         "producer.state",
         "(*state.send_states(), *state.parted.values())",

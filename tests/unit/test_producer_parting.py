@@ -14,12 +14,23 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lease import Registration
 from kpsplit.producer.state import PASS_THROUGH, certificates
-from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.control_plane import ControlView
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import PartitionState, Retire
+from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment, encode_state
 from kpsplit.splitter.records.data import STAMP_HEADER
+from kpsplit.splitter.records.keys import enrolment_key, partition_key
 from kpsplit.splitter.records.producers import Certificate, PauseReport
-from tests.unit.test_producer_state import Ground
+from tests.unit.samples import fenced, merge_attempt, operated
+from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 from tests.unit.test_producer_topics import library
 
+STATE_OF = ControlView.state
+HALVES = operated(UNSPLIT, SPLIT, {0: 0})
+MERGE = merge_attempt(HALVES, (2, 3), WHOLE)
+MERGED = operated(HALVES, MERGE, {1: 1, 2: 1, 3: 1})
+RETIRED = apply(MERGED, Retire(MERGED.to_retire()[0].name))
 LEFT = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True, None, 2, returning=True)
 
 
@@ -33,6 +44,7 @@ class Leaving:
         self.thread: BackgroundThread = library(self.ground, monkeypatch, {"orders": 1}, "orders")
         registration = self.thread._feed.registration
         monkeypatch.setattr(registration, "remove_topic", lambda topic, _: self._remove(topic))
+        monkeypatch.setattr(registration, "report_pause", lambda *_: None)
         registration.record = _with_topics(registration.record, "orders")
         self.tail: Any = self.thread._feed.tail
         self.tail.progress = lambda: 0
@@ -53,6 +65,17 @@ class Leaving:
         self.tail.view.left.pop("orders", None)
         self.tail.view.enrolments["orders"] = replace(self.enrolment, **other)
         self.thread._topics.adopt(self.tail.view)
+
+    def read(self, *records: PartitionState | Enrolment) -> None:
+        """These are read from the control topic in one go."""
+        view, changed = self.tail.view, []
+        for record in records:
+            if isinstance(record, PartitionState):
+                changed.append(view.fold(partition_key(record.parent), encode_state(record)))
+            else:
+                changed.append(view.fold(enrolment_key(record.topic), encode_enrolment(record)))
+        self.thread._fences.adopt(view, changed)
+        self.thread._topics.adopt(view)
 
     def turn(self) -> None:
         self.ground.queued = len(self.ground.rdkafka.given) - self.reported
@@ -127,6 +150,49 @@ def test_a_topic_that_is_enrolled_again_in_time_keeps_its_route(leaving: Leaving
     leaving.produce("orders", b"c", b"k")
     assert leaving.stamped()[-1] == (b"c", True)
     assert leaving.ground.fence.next_sequence == 3
+
+
+@pytest.fixture
+def split(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> Leaving:
+    """One whose partition is split: the merge and the return come while it is cut off."""
+    monkeypatch.setattr(ControlView, "state", STATE_OF)
+    leaving.read(HALVES)
+    return leaving
+
+
+@pytest.mark.parametrize("records", [(MERGED, RETIRED, LEFT), (LEFT, MERGED, RETIRED)])
+def test_a_merge_that_is_seen_with_the_return_is_applied(split: Leaving, records: tuple[Any, ...]) -> None:
+    """The partitions of the control topic come in any order. A stray was reported as delivered."""
+    split.produce("orders", b"stray", b"k")
+    split.ground.state.lapse()
+    split.ground.rdkafka.report(0, offset=2)
+    split.reported = 1
+    split.produce("orders", b"held", b"k")
+    split.read(*records)
+    split.produce("orders", b"new", b"k")
+    split.turn()
+    split.ground.state.renew(monotonic() + 1000)
+    split.turn()
+    split.ground.state.callbacks.run()
+    assert split.ground.told == [] and split.ground.fence.statistics.strays == 1
+    assert [given[0] for given in split.ground.rdkafka.given] == ["orders.split-0-1", "orders", "orders"]
+    split.report()
+    split.report()
+    split.turn()
+    assert split.stamped()[1:] == [(b"stray", True), (b"held", True), (b"new", False)]
+    assert split.removed == ["orders"]
+
+
+def test_a_fence_ends_for_one_that_sees_its_merge_with_the_return(split: Leaving) -> None:
+    split.read(fenced(HALVES, MERGE))
+    split.produce("orders", b"held", b"k")
+    split.read(RETIRED, LEFT)
+    split.produce("orders", b"new", b"k")
+    split.turn()
+    assert split.stamped() == [(b"held", True)] and split.ground.rdkafka.given[0][0] == "orders"
+    split.report()
+    split.turn()
+    assert split.stamped() == [(b"held", True), (b"new", False)]
 
 
 def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -> None:
