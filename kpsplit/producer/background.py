@@ -434,6 +434,8 @@ class TopicTask:
         else:
             send_state.backlog.tally = self._producer.tally
             send_state.observe(state, lease_valid=False)
+            for writer in send_state.writers:
+                writer.forget_acknowledged()
         send_state.suspend(True)  # until the control topic was read to an end asked for after we registered
         return send_state
 

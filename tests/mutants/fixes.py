@@ -1822,6 +1822,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         PARTING,
     ),
     (
+        "take an acknowledgement of before a return for one of what was sent plainly since",
+        "producer.background",
+        "                writer.forget_acknowledged()\n",
+        "                pass\n",
+        PARTING,
+    ),
+    (
         "certify nothing of a topic that was left",
         "producer.state",
         "(*state.send_states(), *state.parted.values())",

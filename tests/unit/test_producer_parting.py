@@ -215,6 +215,29 @@ def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -
     assert leaving.ground.state.tally.count == 0
 
 
+def test_an_acknowledgement_of_before_the_return_shows_nothing_of_what_was_sent_plainly_since(
+    leaving: Leaving,
+) -> None:
+    """A PREPARE was answered by it, with unstamped records in flight: they could land after the seal."""
+    leaving.produce("orders", b"stamped", b"k")
+    leaving.report()
+    leaving.leave()
+    leaving.turn()
+    leaving.produce("orders", b"plain", b"k")
+    leaving.turn()
+    leaving.enrol_again()
+    leaving.produce("orders", b"next", b"k")
+    leaving.turn()
+    leaving.ground.state.renew(monotonic() + 1000)
+    leaving.turn()
+    assert leaving.stamped() == [(b"stamped", True), (b"plain", False), (b"next", True)]
+    topics, leaving.ground.queued = leaving.thread._topics, 2
+    assert not topics._settled("orders", 0)
+    leaving.ground.rdkafka.report(2, offset=5)
+    leaving.ground.queued = 1
+    assert topics._settled("orders", 0) and "orders" in topics.transitions
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_topic_that_is_enrolled_again_by_another_partitioner_gets_another_route(
     leaving: Leaving, seen: bool
