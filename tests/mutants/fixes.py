@@ -1829,6 +1829,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         PARTING,
     ),
     (
+        "let the fast path pass what waits where a topic is enrolled again in time",
+        "producer.background",
+        "                    self._held.route(topic)  # at once: the fast path knows nothing of what waits\n",
+        "",
+        PARTING,
+    ),
+    (
+        "leave a segment open for which a record is held",
+        "producer.send_state",
+        "        if writer.open:  # nothing newer may pass the record\n",
+        "        if False:\n",
+        PARTING,
+    ),
+    (
         "certify nothing of a topic that was left",
         "producer.state",
         "(*state.send_states(), *state.parted.values())",

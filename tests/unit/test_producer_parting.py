@@ -152,6 +152,27 @@ def test_a_topic_that_is_enrolled_again_in_time_keeps_its_route(leaving: Leaving
     assert leaving.ground.fence.next_sequence == 3
 
 
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("task, moment", [("_lease", "renew"), ("_fences", "take_reports")])
+def test_nothing_passes_what_waited_where_a_topic_is_enrolled_again_in_time(
+    leaving: Leaving, monkeypatch: pytest.MonkeyPatch, task: str, moment: str
+) -> None:
+    """The application writes between two tasks of one turn: the first took the topic back, or routed it."""
+
+    def write() -> None:
+        leaving.produce("orders", b"c", b"k")
+
+    leaving.produce("orders", b"a", b"k")
+    leaving.leave()
+    leaving.produce("orders", b"b", b"k")
+    leaving.enrol_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(leaving.thread, task), moment, write)
+        leaving.turn()
+    leaving.produce("orders", b"d", b"k")
+    assert leaving.stamped() == [(b"a", True), (b"b", True), (b"c", True), (b"d", True)]
+
+
 @pytest.fixture
 def split(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> Leaving:
     """One whose partition is split: the merge and the return come while it is cut off."""
