@@ -1588,8 +1588,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "forget what is held",
         "producer.send_state",
-        "        self.backlog.tally.active[self] = None\n        keep = self",
-        "        keep = self",
+        "        self.backlog.tally.active[self] = None\n        writer = self",
+        "        writer = self",
         WORK + "test_what_is_held_while_there_is_no_lease_is_sent_under_the_next_one",
     ),
     (
