@@ -232,9 +232,8 @@ class BackgroundThread(threading.Thread):
         return self._waits_for_topics() or not self._producer.lease_valid() or bool(self._fences.busy())
 
     def _waits_for_topics(self) -> bool:
-        producer = self._producer
-        parting = any(route.parting for route in producer.topic_routes())
-        return bool(producer.unrouted) or bool(self._topics.transitions) or parting
+        parting = any(route.parting for route in self._producer.topic_routes())
+        return parting or bool(self._producer.unrouted) or bool(self._topics.transitions)
 
     def _patience(self) -> float:
         """Return how long the control topic may be waited for before the next look at everything else."""
@@ -322,6 +321,7 @@ class TopicTask:
                 if _fits(route, view):  # again, and nothing unstamped of ours is between
                     route.parting = False
                     producer.add_route(topic, route)
+                    self._held.route(topic)  # at once: the fast path knows nothing of what waits
                 elif not any(f.unresolved() for f in route.send_states):
                     producer.parted |= {f.state.parent: f for f in route.send_states}
                     producer.remove_route(topic)
@@ -333,8 +333,7 @@ class TopicTask:
     def answer(self) -> None:
         for topic in list(self.transitions):
             self._settled(topic)
-        own = self._feed.registration
-        states = self._feed.states()
+        own, states = self._feed.registration, self._feed.states()
         for state in to_answer(states, own.record):
             if state.attempt is None or not self._settled(state.parent.topic, state.parent.partition):
                 continue
@@ -434,6 +433,8 @@ class TopicTask:
         else:
             send_state.backlog.tally = self._producer.tally
             send_state.observe(state, lease_valid=False)
+            for writer in send_state.writers:
+                writer.forget_acknowledged()
         send_state.suspend(True)  # until the control topic was read to an end asked for after we registered
         return send_state
 

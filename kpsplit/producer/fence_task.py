@@ -105,7 +105,7 @@ class FenceTask:
         """
         producer = self._producer
         for send_state in [f for subject in changed for f in producer.send_states_of(subject)]:
-            state = view.state(send_state.state.parent)
+            state = view.latest_state(send_state.state.parent)
             if state is None or state is send_state.state:
                 continue
             finals = send_state.observe(state, lease_valid=producer.lease_valid())

@@ -132,6 +132,11 @@ class SegmentWriter(Generic[P]):
         self.newest = max(self.newest, sequence)
         self.sent += 1
 
+    def forget_acknowledged(self) -> None:
+        """Forget which record was acknowledged last: others without a stamp may have been sent since."""
+        self.last_offset = None
+        self.last_number = -1
+
     def earliest(self, sequence: int) -> int:
         """Return the first offset at which a record can stand: after the one that was acknowledged last.
 

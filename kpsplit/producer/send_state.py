@@ -198,10 +198,13 @@ class PartitionSendState(Generic[P, W]):
         return self.writers[self.layout.index_for(key_hash)]
 
     def hold(self, key_hash: int | None, payload: P) -> None:
-        """Keep a new record until its segment opens; its sequence number is given now."""
+        """Keep a new record, in an open segment as well; its sequence number is given now."""
         record = Outgoing(key_hash, self.next_sequence, payload)
         self.backlog.tally.active[self] = None
-        keep = self.backlog.queue_of(self._segment_of(record)).append
+        writer = self.writer_for(key_hash, record.sequence)
+        keep = self.backlog.queue_of(writer.segment.id).append
+        if writer.open:  # nothing newer may pass the record
+            writer.open, writer.newest = False, self.next_sequence - 1
         self.next_sequence += 1  # a signal handler may raise after any call: all of this or nothing
         self.statistics.held += 1
         self.backlog.tally.count += 1

@@ -269,6 +269,10 @@ class ControlView:
             return known
         return PartitionState.unsplit(parent, enrolment.topic_id)
 
+    def latest_state(self, parent: PhysicalPartition) -> PartitionState | None:
+        """Return a partition's state, that of a topic that is left as well."""
+        return self.state(parent) or self.left_states.get(parent)
+
     def under_way(self) -> list[PartitionState]:
         """Return the states of enrolled partitions that have an attempt, without a look at all others."""
         return [self.states[parent] for parent in self._attempts if parent in self.states]

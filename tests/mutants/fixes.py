@@ -1633,8 +1633,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "forget what is held",
         "producer.send_state",
-        "        self.backlog.tally.active[self] = None\n        keep = self",
-        "        keep = self",
+        "        self.backlog.tally.active[self] = None\n        writer = self",
+        "        writer = self",
         WORK + "test_what_is_held_while_there_is_no_lease_is_sent_under_the_next_one",
     ),
     (
@@ -1857,6 +1857,34 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "producer.background",
         "send_state = self._producer.parted.pop(parent, None)",
         "send_state = None",
+        PARTING,
+    ),
+    (
+        "apply nothing that was done to a topic before it was left",
+        "producer.fence_task",
+        "state = view.latest_state(send_state.state.parent)",
+        "state = view.state(send_state.state.parent)",
+        PARTING,
+    ),
+    (
+        "take an acknowledgement of before a return for one of what was sent plainly since",
+        "producer.background",
+        "                writer.forget_acknowledged()\n",
+        "                pass\n",
+        PARTING,
+    ),
+    (
+        "let the fast path pass what waits where a topic is enrolled again in time",
+        "producer.background",
+        "                    self._held.route(topic)  # at once: the fast path knows nothing of what waits\n",
+        "",
+        PARTING,
+    ),
+    (
+        "leave a segment open for which a record is held",
+        "producer.send_state",
+        "        if writer.open:  # nothing newer may pass the record\n",
+        "        if False:\n",
         PARTING,
     ),
     (

@@ -14,12 +14,23 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lease import Registration
 from kpsplit.producer.state import PASS_THROUGH, certificates
-from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.control_plane import ControlView
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import PartitionState, Retire
+from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment, encode_state
 from kpsplit.splitter.records.data import STAMP_HEADER
+from kpsplit.splitter.records.keys import enrolment_key, partition_key
 from kpsplit.splitter.records.producers import Certificate, PauseReport
-from tests.unit.test_producer_state import Ground
+from tests.unit.samples import fenced, merge_attempt, operated
+from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 from tests.unit.test_producer_topics import library
 
+STATE_OF = ControlView.state
+HALVES = operated(UNSPLIT, SPLIT, {0: 0})
+MERGE = merge_attempt(HALVES, (2, 3), WHOLE)
+MERGED = operated(HALVES, MERGE, {1: 1, 2: 1, 3: 1})
+RETIRED = apply(MERGED, Retire(MERGED.to_retire()[0].name))
 LEFT = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True, None, 2, returning=True)
 
 
@@ -33,6 +44,7 @@ class Leaving:
         self.thread: BackgroundThread = library(self.ground, monkeypatch, {"orders": 1}, "orders")
         registration = self.thread._feed.registration
         monkeypatch.setattr(registration, "remove_topic", lambda topic, _: self._remove(topic))
+        monkeypatch.setattr(registration, "report_pause", lambda *_: None)
         registration.record = _with_topics(registration.record, "orders")
         self.tail: Any = self.thread._feed.tail
         self.tail.progress = lambda: 0
@@ -53,6 +65,17 @@ class Leaving:
         self.tail.view.left.pop("orders", None)
         self.tail.view.enrolments["orders"] = replace(self.enrolment, **other)
         self.thread._topics.adopt(self.tail.view)
+
+    def read(self, *records: PartitionState | Enrolment) -> None:
+        """These are read from the control topic in one go."""
+        view, changed = self.tail.view, []
+        for record in records:
+            if isinstance(record, PartitionState):
+                changed.append(view.fold(partition_key(record.parent), encode_state(record)))
+            else:
+                changed.append(view.fold(enrolment_key(record.topic), encode_enrolment(record)))
+        self.thread._fences.adopt(view, changed)
+        self.thread._topics.adopt(view)
 
     def turn(self) -> None:
         self.ground.queued = len(self.ground.rdkafka.given) - self.reported
@@ -129,6 +152,70 @@ def test_a_topic_that_is_enrolled_again_in_time_keeps_its_route(leaving: Leaving
     assert leaving.ground.fence.next_sequence == 3
 
 
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("task, moment", [("_lease", "renew"), ("_fences", "take_reports")])
+def test_nothing_passes_what_waited_where_a_topic_is_enrolled_again_in_time(
+    leaving: Leaving, monkeypatch: pytest.MonkeyPatch, task: str, moment: str
+) -> None:
+    """The application writes between two tasks of one turn: the first took the topic back, or routed it."""
+
+    def write() -> None:
+        leaving.produce("orders", b"c", b"k")
+
+    leaving.produce("orders", b"a", b"k")
+    leaving.leave()
+    leaving.produce("orders", b"b", b"k")
+    leaving.enrol_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(leaving.thread, task), moment, write)
+        leaving.turn()
+    leaving.produce("orders", b"d", b"k")
+    assert leaving.stamped() == [(b"a", True), (b"b", True), (b"c", True), (b"d", True)]
+
+
+@pytest.fixture
+def split(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> Leaving:
+    """One whose partition is split: the merge and the return come while it is cut off."""
+    monkeypatch.setattr(ControlView, "state", STATE_OF)
+    leaving.read(HALVES)
+    return leaving
+
+
+@pytest.mark.parametrize("records", [(MERGED, RETIRED, LEFT), (LEFT, MERGED, RETIRED)])
+def test_a_merge_that_is_seen_with_the_return_is_applied(split: Leaving, records: tuple[Any, ...]) -> None:
+    """The partitions of the control topic come in any order. A stray was reported as delivered."""
+    split.produce("orders", b"stray", b"k")
+    split.ground.state.lapse()
+    split.ground.rdkafka.report(0, offset=2)
+    split.reported = 1
+    split.produce("orders", b"held", b"k")
+    split.read(*records)
+    split.produce("orders", b"new", b"k")
+    split.turn()
+    split.ground.state.renew(monotonic() + 1000)
+    split.turn()
+    split.ground.state.callbacks.run()
+    assert split.ground.told == [] and split.ground.fence.statistics.strays == 1
+    assert [given[0] for given in split.ground.rdkafka.given] == ["orders.split-0-1", "orders", "orders"]
+    split.report()
+    split.report()
+    split.turn()
+    assert split.stamped()[1:] == [(b"stray", True), (b"held", True), (b"new", False)]
+    assert split.removed == ["orders"]
+
+
+def test_a_fence_ends_for_one_that_sees_its_merge_with_the_return(split: Leaving) -> None:
+    split.read(fenced(HALVES, MERGE))
+    split.produce("orders", b"held", b"k")
+    split.read(RETIRED, LEFT)
+    split.produce("orders", b"new", b"k")
+    split.turn()
+    assert split.stamped() == [(b"held", True)] and split.ground.rdkafka.given[0][0] == "orders"
+    split.report()
+    split.turn()
+    assert split.stamped() == [(b"held", True), (b"new", False)]
+
+
 def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -> None:
     """A number names one record of a producer for good."""
     leaving.produce("orders", b"a", b"k")
@@ -147,6 +234,29 @@ def test_the_numbers_go_on_where_the_topic_is_enrolled_again(leaving: Leaving) -
     send_state = leaving.ground.state.send_states()[0]
     assert send_state.next_sequence == 2 and send_state.delivered() == {0: 1}
     assert leaving.ground.state.tally.count == 0
+
+
+def test_an_acknowledgement_of_before_the_return_shows_nothing_of_what_was_sent_plainly_since(
+    leaving: Leaving,
+) -> None:
+    """A PREPARE was answered by it, with unstamped records in flight: they could land after the seal."""
+    leaving.produce("orders", b"stamped", b"k")
+    leaving.report()
+    leaving.leave()
+    leaving.turn()
+    leaving.produce("orders", b"plain", b"k")
+    leaving.turn()
+    leaving.enrol_again()
+    leaving.produce("orders", b"next", b"k")
+    leaving.turn()
+    leaving.ground.state.renew(monotonic() + 1000)
+    leaving.turn()
+    assert leaving.stamped() == [(b"stamped", True), (b"plain", False), (b"next", True)]
+    topics, leaving.ground.queued = leaving.thread._topics, 2
+    assert not topics._settled("orders", 0)
+    leaving.ground.rdkafka.report(2, offset=5)
+    leaving.ground.queued = 1
+    assert topics._settled("orders", 0) and "orders" in topics.transitions
 
 
 @pytest.mark.parametrize("seen", [False, True])

@@ -77,6 +77,15 @@ def test_a_fence_holds_records_in_order_and_an_abort_lets_them_go() -> None:
     assert fence.statistics.held == 2 and fence.statistics.fences == 1
 
 
+def test_a_record_that_is_held_for_an_open_segment_closes_it_until_it_is_sent() -> None:
+    fence = fence_of()
+    send(fence)
+    writer = fence.writers[0]
+    fence.hold(LOW, "waits")
+    assert (writer.open, writer.newest, fence.at_rest()) == (False, 0, False)
+    assert released(fence) == [(0, 1)] and writer.open
+
+
 def test_what_was_held_goes_to_the_segments_of_the_new_layout() -> None:
     fence = fence_of()
     fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
