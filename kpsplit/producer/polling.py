@@ -210,16 +210,20 @@ class Transactions:
             self._state.transaction(False, aborted=aborted)
 
     def _lost(self) -> int:
+        """Return a count that only rises: a topic that is left inside the transaction counts on."""
         state = self._state
-        return sum(f.statistics.strays for f in state.send_states()) + state.failures
+        known = (*state.send_states(), *state.parted.values())
+        return sum(f.statistics.strays for f in known) + state.failures
 
     def _waiting(self) -> int:
-        return self._state.tally.count + self._state.pending()
+        """With the lock held: a report takes its record from librdkafka to what is pending."""
+        state = self._state
+        return state.rdkafka.queued() + state.tally.count + state.pending()
 
     def _flush_held(self, deadline: Deadline) -> None:
         while True:
             self._polling.serve(self._flush, min(SLICE_SECONDS, deadline.left()))
-            if not self._state.locked(self._waiting) and not self._state.rdkafka.queued():
+            if not self._state.locked(self._waiting):
                 return
             if deadline.left() <= 0:
                 raise KafkaException(

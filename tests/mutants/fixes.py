@@ -2139,4 +2139,21 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "self.waits_for or self.gone)",
         "unit/test_run_engine.py::test_a_pause_in_a_run_stops_what_waits_in_lanes_and_resume_gives_it_out",
     ),
+    (
+        "look at what waits and at librdkafka one after the other before a commit",
+        "producer.polling",
+        "            if not self._state.locked(self._waiting):\n",
+        "            if not self._state.locked(lambda: self._waiting() - self._state.rdkafka.queued())"
+        " and not self._state.rdkafka.queued():\n",
+        "unit/test_producer_state.py::"
+        "test_a_commit_waits_for_a_record_that_another_thread_is_told_of_while_it_looks",
+    ),
+    (
+        "forget the strays of a topic that is left inside a transaction",
+        "producer.polling",
+        "(*state.send_states(), *state.parted.values())",
+        "state.send_states()",
+        "unit/test_producer_state.py::"
+        "test_a_topic_that_is_left_inside_a_transaction_keeps_its_strays_in_the_count",
+    ),
 ]

@@ -919,6 +919,42 @@ def test_a_commit_waits_until_what_is_acknowledged_is_final() -> None:
     transactions.before_commit(Deadline(1.0))
 
 
+def test_a_commit_waits_for_a_record_that_another_thread_is_told_of_while_it_looks() -> None:
+    """The report takes the record from librdkafka to what is pending, between any two looks."""
+    ground = Ground(**{"transactional.id": "t"})
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
+    transactions.begun()
+    ground.send(b"a")
+    state.lapse()
+    ground.queued, lock_is_free = 1, state.locked
+
+    def locked(step: Any) -> Any:
+        found = lock_is_free(step)
+        if ground.queued:
+            ground.rdkafka.report(0, offset=5)
+            ground.queued = 0
+        return found
+
+    state.locked = locked  # type: ignore[method-assign]
+    with pytest.raises(KafkaException, match="wait for a fence"):
+        transactions.before_commit(Deadline(0.01))
+
+
+def test_a_topic_that_is_left_inside_a_transaction_keeps_its_strays_in_the_count() -> None:
+    ground = Ground(**{"transactional.id": "t"})
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
+    ground.fence.statistics.strays = 1
+    transactions.begun()
+    state.parted[PARENT] = ground.fence
+    state.remove_route(PARENT.topic)
+    transactions.before_commit(Deadline(1.0))
+    state.failures += 1
+    with pytest.raises(KafkaException, match="1 records of the transaction went astray or failed"):
+        transactions.before_commit(Deadline(1.0))
+
+
 @pytest.mark.parametrize("fatal", [True, False])
 def test_only_a_fatal_error_ends_a_transaction_that_was_not_committed(fatal: bool) -> None:
     ground = Ground(**{"transactional.id": "t"})
