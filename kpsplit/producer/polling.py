@@ -210,10 +210,7 @@ class Transactions:
             self._state.transaction(False, aborted=aborted)
 
     def _lost(self) -> int:
-        """Return a count that only rises: a topic that is left inside the transaction counts on."""
-        state = self._state
-        known = (*state.send_states(), *state.parted.values())
-        return sum(f.statistics.strays for f in known) + state.failures
+        return self._state.tally.strays + self._state.failures
 
     def _waiting(self) -> int:
         """With the lock held: a report takes its record from librdkafka to what is pending."""

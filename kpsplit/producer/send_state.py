@@ -51,13 +51,14 @@ class Tally:
     """What the send states of a Producer say together, so that nobody has to go through thousands of them.
 
     ``count``: how many records wait, in all their backlogs and for topics that are not looked up yet.
+    ``strays``: how many went astray so far; it never falls, whichever topics are routed.
     ``active``: those that may have something to do for the library's thread; all others are ``at_rest``.
     """
 
-    __slots__ = ("active", "count")
+    __slots__ = ("active", "count", "strays")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.strays = 0
         self.active: dict[PartitionSendState[Any, Any], None] = {}
 
 
@@ -94,6 +95,7 @@ class Backlog(Generic[P]):
                 self._unsorted.add(segment)
             queue.append(record)
         self.tally.count += len(records)
+        self.tally.strays += len(records)
 
     def waiting_for(self, segment: int) -> Iterable[Outgoing[P]]:
         if segment in self._unsorted:
