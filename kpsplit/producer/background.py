@@ -38,7 +38,7 @@ from kpsplit.producer.state import (
 from kpsplit.splitter.control_plane import ControlView, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
-from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment, Partitioner
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
 
 
 class ProducerGone(Exception):  # noqa: N818 - no error: the application dropped its Producer
@@ -116,16 +116,15 @@ class BackgroundThread(threading.Thread):
         if not self._attempt(self._follow):
             self._stopping.wait(BUSY_SECONDS if self._busy() else IDLE_SECONDS)
         lease, topics, fences = self._lease, self._topics, self._fences
-        # First: what follows must not act on a lease that ran out while the thread slept.
-        self._attempt(lease.watch_time)
+        self._attempt(lease.watch_time)  # first: it may have run out while the thread slept
         self._attempt(fences.fail_late)
+        self._attempt(topics.take_reports)
         if self._feed.tail is not None:
             self._attempt(topics.answer)
             self._attempt(topics.part)
             self._attempt(lease.renew)
             self._attempt(topics.route_new_topics, by_topic=True)
             self._attempt(topics.refresh_partition_counts, by_topic=True)
-        self._attempt(fences.take_reports)
         self._attempt(fences.acknowledge)
         self._attempt(fences.release)
         self._attempt(fences.report_pauses)
@@ -232,8 +231,7 @@ class BackgroundThread(threading.Thread):
         return self._waits_for_topics() or not self._producer.lease_valid() or bool(self._fences.busy())
 
     def _waits_for_topics(self) -> bool:
-        parting = any(route.parting for route in self._producer.topic_routes())
-        return parting or bool(self._producer.unrouted) or bool(self._topics.transitions)
+        return bool(self._producer.unrouted) or self._topics.settling()
 
     def _patience(self) -> float:
         """Return how long the control topic may be waited for before the next look at everything else."""
@@ -292,6 +290,10 @@ class TopicTask:
 
     def adopt(self, view: ControlView) -> None:
         """Hold the records of topics that the view treats otherwise than we do (``lock`` held)."""
+        for topic, (partitioner, _) in list(self._producer.refused.items()):
+            enrolment = view.enrolments.get(topic)
+            if enrolment is None or enrolment.partitioner is not partitioner:
+                del self._producer.refused[topic]
         for topic in self._passed & view.enrolments.keys():
             self._passed.discard(topic)
             self._producer.remove_route(topic)
@@ -312,9 +314,6 @@ class TopicTask:
         Until then their new records wait (protocol, section 6.10). The registration follows.
         """
         producer, view = self._producer, self._feed.following().view
-        if any(route.parting for route in producer.topic_routes()):
-            producer.collect()  # as the application may not poll
-            producer.forget_unreported()
         with producer.lock.first:
             for route in [route for route in producer.topic_routes() if route.parting]:
                 topic = route.enrolment.topic
@@ -329,6 +328,16 @@ class TopicTask:
         for topic in self._feed.registration.record.topics:
             if topic in view.left and topic not in routed:
                 self._feed.registration.remove_topic(topic, Deadline(REGISTRATION_SECONDS))
+
+    def settling(self) -> bool:
+        """Return whether a topic waits for what is on its way, as it became enrolled or is left."""
+        return bool(self.transitions) or any(route.parting for route in self._producer.topic_routes())
+
+    def take_reports(self) -> None:
+        """Take librdkafka's reports in hand while anything waits for one: the application may not poll."""
+        if self.settling() or any(f.busy() for f in self._producer.active()):
+            self._producer.collect()
+            self._producer.forget_unreported()
 
     def answer(self) -> None:
         for topic in list(self.transitions):
@@ -403,10 +412,11 @@ class TopicTask:
         enrolment = tail.view.enrolments[topic]
         deadline = Deadline(REGISTRATION_SECONDS)
         try:
-            check_partitioner(enrolment, self._producer.settings.partitioner)
+            enrolment.check_partitioner(self._producer.settings.partitioner)
         except ConfigurationError as error:
             with self._producer.lock.first:
-                self._refuse(topic, error)
+                self._producer.refused[topic] = enrolment.partitioner, error
+                self._held.fail_unrouted(topic, KafkaError(KafkaError._INVALID_ARG, error.message))
             return
         self._new.ask(self._feed.admin(), [topic])
         count = self._new.take(topic)
@@ -437,11 +447,6 @@ class TopicTask:
                 writer.forget_acknowledged()
         send_state.suspend(True)  # until the control topic was read to an end asked for after we registered
         return send_state
-
-    def _refuse(self, topic: str, error: KpsplitError) -> None:
-        self._producer.refused[topic] = error
-        refusal = KafkaError(KafkaError._INVALID_ARG, error.message)
-        self._held.fail_unrouted(topic, refusal)
 
     def refresh_partition_counts(self) -> None:
         """Follow added partitions: like any producer, keys move to where the partitioner now puts them."""
@@ -481,17 +486,6 @@ def _fits(route: TopicRoute, view: ControlView) -> bool:
     """Return whether a topic is enrolled, with the partitioner by which its route sends."""
     now = view.enrolments.get(route.enrolment.topic)
     return now is not None and now.partitioner is route.enrolment.partitioner
-
-
-def check_partitioner(enrolment: Enrolment, configured: str) -> None:
-    """Raise ConfigurationError for a producer that would choose partitions otherwise than other writers."""
-    if enrolment.partitioner in (Partitioner.EXPLICIT, configured):
-        return
-    raise ConfigurationError(
-        f"topic {enrolment.topic} is enrolled with partitioner={enrolment.partitioner}, "
-        f"this producer has partitioner={configured}",
-        hint=f"set partitioner={enrolment.partitioner}",
-    )
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

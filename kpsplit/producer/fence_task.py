@@ -131,12 +131,6 @@ class FenceTask:
         """Return the fences that wait for something."""
         return [f for f in self._producer.active() if f.busy()]
 
-    def take_reports(self) -> None:
-        """Take librdkafka's reports in hand while a fence waits for any, as the application may not poll."""
-        if self.busy():
-            self._producer.collect()
-            self._producer.forget_unreported()
-
     def acknowledge(self) -> None:
         """Acknowledge the fences of segments that nothing is in flight of."""
         with self._producer.lock.first:

@@ -127,12 +127,13 @@ def logical_message(
 ) -> Any:
     """Return a delivery report in logical terms.
 
-    ``found_at``: the record's offset where the report itself does not tell it.
+    ``found_at``: where the record stands, None if it is not known; what librdkafka's report tells goes first.
     """
     error = message.error()
-    if is_identity(segment, parent) and (error is None or found_at is None):
+    told = error is None and (found_at is None or message.offset() is not None)
+    if is_identity(segment, parent) and (told or found_at is None):
         return message
-    if error is None:
+    if told:
         return wrapped_one(message, segment, parent)
     report = lost_message(message, parent, segment.source, error if found_at is None else None)
     report._segment = segment

@@ -115,7 +115,7 @@ class HeldRecords:
             raise state.fatal
         refusal = state.refused.get(topic)
         if refusal is not None:
-            raise refusal
+            raise refusal[1]
         self.room()
         self._start()  # first: if that fails, nothing is held
         self.hold_unrouted(topic, content, partition)

@@ -188,12 +188,12 @@ class ProducerState:
     ``instance``: the number in this producer's stamps; ``rdkafka``: the application's plain producer.
     ``wake``: set when the library's thread has work. ``routes``: how each topic is treated; ``fast_routes``:
     the send states of those that the fast path knows, and ``fast_plain``: the topics that it gives to
-    librdkafka as they are; ``refused``: topics that are not written to, and why. ``unrouted``: records of
-    topics that are not looked up yet; ``tally``: how many records wait there and in the send states;
-    ``failures``: how many failed, save those of aborted transactions. ``collecting``: the library's thread
-    takes reports in hand now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because
-    this is a child process. ``ended``: there will be no lease any more. ``accepting``: records are taken; not
-    once the producer is being closed. ``parted``: the send states of topics that were left.
+    librdkafka as they are; ``refused``: topics that are not written to while enrolled by that partitioner,
+    and why. ``unrouted``: records of topics that are not looked up yet; ``tally``: what waits there and in
+    the send states; ``failures``: how many failed, save those of aborted transactions. ``collecting``: the
+    library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent again; ``forked``:
+    that is because this is a child process. ``ended``: there will be no lease any more. ``accepting``:
+    records are taken; not once the producer is being closed. ``parted``: send states of topics that it left.
     """
 
     # The compiled calls read these three for each record, without a look-up.
@@ -214,7 +214,7 @@ class ProducerState:
         self.unrouted: dict[str, deque[Unrouted]] = {}
         self.tally = Tally()
         self.failures = 0
-        self.refused: dict[str, KpsplitError] = {}
+        self.refused: dict[str, tuple[Partitioner, KpsplitError]] = {}
         self.lease_until = 0.0
         self.report_lease = ReportLease()
         self.ended = False

@@ -2156,4 +2156,35 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_producer_state.py"
         "::test_a_topic_that_leaves_or_comes_back_changes_nothing_of_what_a_transaction_lost",
     ),
+    (
+        "refuse a topic for good, whatever becomes of its enrolment",
+        "producer.background",
+        "                del self._producer.refused[topic]\n",
+        "                pass\n",
+        "unit/test_producer_parting.py"
+        "::test_a_topic_that_was_refused_for_its_partitioner_is_taken_once_it_is_another_or_none",
+    ),
+    (
+        "keep a refusal that names a partitioner of before",
+        "producer.background",
+        "            if enrolment is None or enrolment.partitioner is not partitioner:\n",
+        "            if enrolment is None:\n",
+        "unit/test_producer_parting.py"
+        "::test_a_refusal_names_the_partitioner_by_which_the_topic_is_enrolled_now",
+    ),
+    (
+        "report no offset that was looked up where there is no error",
+        "producer.messages",
+        "told = error is None and (found_at is None or message.offset() is not None)",
+        "told = error is None",
+        "unit/test_producer_messages.py"
+        "::test_an_offset_that_was_looked_up_is_reported_where_the_acknowledgement_told_none",
+    ),
+    (
+        "leave the reports that a topic's enrolment waits for to an application that may not poll",
+        "producer.background",
+        "        return bool(self.transitions) or any(route.parting",
+        "        return any(route.parting",
+        "unit/test_producer_topics.py::test_prepare_is_answered_for_an_application_that_does_not_poll",
+    ),
 ]

@@ -209,7 +209,7 @@ def _where(item: InFlight) -> str:
 MESSAGE_TIMEOUT = 40.0
 ENROLMENT = Enrolment(PARENT.topic, "id-of-t", Partitioner.CONSISTENT_RANDOM, settled=True, slots=2)
 DUTIES = (
-    "watch_time", "answer", "renew", "route_new_topics", "take_reports", "acknowledge", "release", "look_up",
+    "watch_time", "take_reports", "answer", "renew", "route_new_topics", "acknowledge", "release", "look_up",
 )  # fmt: skip
 """What the library's thread does in one turn, after it followed the control topic, in the product's order."""
 

@@ -10,6 +10,7 @@ from confluent_kafka.serialization import StringSerializer
 
 from kpsplit import Producer, SerializingProducer
 from kpsplit.errors import ConfigurationError
+from kpsplit.splitter.records.control import Partitioner
 
 NOWHERE: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 1000}
 
@@ -35,7 +36,8 @@ def test_a_batch_of_a_serializing_producer_is_sent_as_it_is_with_key_and_value_i
 
 def test_a_record_that_kpsplit_refuses_has_an_error_and_the_rest_of_its_batch_goes_on() -> None:
     producer = Producer(NOWHERE)
-    producer._state.refused["refused"] = ConfigurationError("another partitioner")
+    refusal = ConfigurationError("another partitioner")
+    producer._state.refused["refused"] = (Partitioner.MURMUR2_RANDOM, refusal)
     messages: list[dict[str, Any]] = [{"value": b"a"}, {"value": b"b"}]
     assert producer.produce_batch("refused", messages) == 0
     for message in messages:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from kpsplit.kafka.logical_message import LogicalMessage, is_identity
+from kpsplit.kafka.logical_message import LogicalMessage, WrappedMessage, is_identity
 from kpsplit.producer.messages import (
     PendingRecord,
     failed_message,
@@ -70,6 +70,27 @@ def test_a_record_found_in_the_log_is_reported_as_delivered() -> None:
     failed = physical(phantom(2), -1001, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
     told = logical_message(failed, segment, PARENT, 7)
     assert (told.error(), told.offset()) == (None, 1038)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_an_offset_that_was_looked_up_is_reported_where_the_acknowledgement_told_none(split: bool) -> None:
+    segment = life().split.lineage.get(4) if split else UNSPLIT.lineage.get(0)
+    raw = physical(segment.source, -1001)
+    assert raw.offset() is None
+    told = logical_message(raw, segment, PARENT, 7)
+    assert (told.error(), told.offset()) == (None, segment.logical(7))
+    assert told.source() == (segment.source.topic, segment.source.partition, 7)
+    assert (told.topic(), told.partition(), told.segment) == ("orders", 3, segment.id)
+    assert (told.key(), told.value(), told.timestamp()) == (b"k", b"v", (1, 99))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_an_offset_that_the_acknowledgement_told_needs_no_other_one(split: bool) -> None:
+    """Most records that a lease or a fence kept waiting: their messages are those of any report."""
+    segment = life().split.lineage.get(4) if split else UNSPLIT.lineage.get(0)
+    told = logical_message(physical(segment.source, 7), segment, PARENT, 7)
+    assert told.offset() == segment.logical(7)
+    assert type(told) is (WrappedMessage if split else Message)
 
 
 def test_a_failure_keeps_its_error_and_has_no_offset() -> None:

@@ -153,7 +153,7 @@ def test_a_topic_that_is_enrolled_again_in_time_keeps_its_route(leaving: Leaving
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("task, moment", [("_lease", "renew"), ("_fences", "take_reports")])
+@pytest.mark.parametrize("task, moment", [("_lease", "renew"), ("_fences", "acknowledge")])
 def test_nothing_passes_what_waited_where_a_topic_is_enrolled_again_in_time(
     leaving: Leaving, monkeypatch: pytest.MonkeyPatch, task: str, moment: str
 ) -> None:
@@ -279,6 +279,48 @@ def test_a_topic_that_is_enrolled_again_by_another_partitioner_gets_another_rout
     leaving.ground.state.callbacks.run()
     assert leaving.stamped() == [(b"a", True)], "nothing goes where its key does not belong"
     assert len(failed) == 1 and "this producer has partitioner" in failed[0].str() and not leaving.removed
+
+
+@pytest.mark.parametrize(
+    ("then", "stamped"), [("left", False), ("gone", False), ("consistent_random", True), ("explicit", True)]
+)
+def test_a_topic_that_was_refused_for_its_partitioner_is_taken_once_it_is_another_or_none(
+    leaving: Leaving, then: str, stamped: bool
+) -> None:
+    leaving.leave()
+    leaving.turn()
+    leaving.enrol_again(partitioner=Partitioner.MURMUR2_RANDOM)
+    leaving.produce("orders", b"a", b"k", 0)
+    leaving.turn()
+    for _ in range(2):  # whatever else changes in the view
+        with pytest.raises(KpsplitError, match="is enrolled with partitioner=murmur2_random"):
+            leaving.produce("orders", b"b", b"k", 0)
+        leaving.thread._topics.adopt(leaving.tail.view)
+    if then == "left":
+        leaving.leave()
+    elif then == "gone":
+        del leaving.tail.view.enrolments["orders"]
+        leaving.thread._topics.adopt(leaving.tail.view)
+    else:
+        leaving.enrol_again(partitioner=Partitioner(then))
+    leaving.produce("orders", b"c", b"k", 0)
+    leaving.turn()
+    leaving.ground.state.renew(monotonic() + 1000)
+    leaving.turn()
+    assert leaving.stamped() == [(b"c", stamped)]
+
+
+def test_a_refusal_names_the_partitioner_by_which_the_topic_is_enrolled_now(leaving: Leaving) -> None:
+    state = leaving.ground.state
+    state.settings = replace(state.settings, partitioner="random")
+    leaving.leave()
+    leaving.turn()
+    for partitioner in (Partitioner.MURMUR2_RANDOM, Partitioner.CONSISTENT_RANDOM):
+        leaving.enrol_again(partitioner=partitioner)
+        leaving.produce("orders", b"a", b"k", 0)
+        leaving.turn()
+        with pytest.raises(KpsplitError, match=f"is enrolled with partitioner={partitioner}"):
+            leaving.produce("orders", b"b", b"k", 0)
 
 
 class Writer:

@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
-from kpsplit.producer.background import check_partitioner
 from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.producer.sending import complete_stamp
 from kpsplit.producer.state import RouteWriter, TopicRoute
@@ -92,9 +91,9 @@ def test_a_producer_with_another_partitioner_is_refused_by_both_names() -> None:
     with pytest.raises(
         ConfigurationError, match=r"partitioner=murmur2_random.*partitioner=consistent_random"
     ):
-        check_partitioner(enrolment, "consistent_random")
-    check_partitioner(enrolment, "murmur2_random")
-    check_partitioner(Enrolment("orders", "id", Partitioner.EXPLICIT, True), "random")
+        enrolment.check_partitioner("consistent_random")
+    enrolment.check_partitioner("murmur2_random")
+    Enrolment("orders", "id", Partitioner.EXPLICIT, True).check_partitioner("random")
 
 
 def test_the_hot_paths_stamp_is_the_published_one() -> None:

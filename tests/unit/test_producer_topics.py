@@ -306,6 +306,30 @@ def test_unstamped_records_from_before_a_lapse_hold_up_the_answer_to_prepare(
     assert answered == ["bills/0"]
 
 
+def test_prepare_is_answered_for_an_application_that_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers have what it wrote before the enrolment; librdkafka keeps the reports until somebody polls."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {"bills": 1})
+    tail: Any = background._feed.following()
+    tail.progress = lambda: 0
+
+    def poll(_: float) -> int:
+        ground.rdkafka.report(0, offset=0)
+        ground.queued = 0
+        return 1
+
+    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
+    background._turn()
+    ground.queued, ground.poll = 1, poll
+    tail.view.enrolments["bills"] = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    background._topics.adopt(tail.view)
+    answered = preparing(background, monkeypatch, "bills")
+    background._turn()
+    assert answered == ["bills/0"] and not ground.told, "its callbacks wait for its own poll"
+    ground.state.callbacks.run()
+    assert ground.told == [(None, b"unstamped")]
+
+
 def test_only_a_record_that_was_written_shows_that_unstamped_ones_before_it_are_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kpsplit.errors import RecordError
+from kpsplit.errors import ConfigurationError, RecordError
 from kpsplit.splitter.key_range import KEY_SPACE, MAX_SLOTS, KeyRange, is_row, slot_number
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.partition_state import (
@@ -110,6 +110,15 @@ class Enrolment:
     def left(self) -> bool:
         """Whether the topic is back with plain clients; the record keeps what must not be used again."""
         return self.returning and self.settled and self.former_slots is None
+
+    def check_partitioner(self, configured: str) -> None:
+        """Raise ConfigurationError for a producer that would choose partitions otherwise than the topic's."""
+        if self.partitioner not in (Partitioner.EXPLICIT, configured):
+            raise ConfigurationError(
+                f"topic {self.topic} is enrolled with partitioner={self.partitioner}, "
+                f"this producer has partitioner={configured}",
+                hint=f"set partitioner={self.partitioner}",
+            )
 
     @property
     def slots_topic(self) -> str:
