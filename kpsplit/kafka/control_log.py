@@ -347,7 +347,7 @@ class OperationLog(ClaimedLog):
         if isinstance(event, Prepare | Commit):  # an operator that only rolls back needs none
             self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
         if isinstance(event, Prepare) and producer is not None:
-            self._refuse_split_of_returning(event.attempt, deadline)
+            self._refuse_split(event.attempt, deadline)
             self._learn_leaders(producer, deadline)
         if isinstance(event, Commit):
             records += self._boundary_records(after)
@@ -355,10 +355,11 @@ class OperationLog(ClaimedLog):
         what = f"record the {event.kind} of {self._parent} in {topics}"
         return self._producer.write(records, what, deadline)
 
-    def _refuse_split_of_returning(self, attempt: Attempt, deadline: Deadline) -> None:
-        """Raises where the topic returns to plain clients: its operator has claimed the partition before us.
+    def _refuse_split(self, attempt: Attempt, deadline: Deadline) -> None:
+        """Raises where the topic returns to plain clients, or is enrolled again and not settled yet.
 
-        So its first record lies before this claim, and before what is written here (protocol, section 10.16).
+        The operator of a return has claimed the partition before us. So its first record lies before this
+        claim, and before what is written here (protocol, section 10.16).
         """
         if attempt.kind is not OperationKind.SPLIT:
             return
@@ -368,8 +369,8 @@ class OperationLog(ClaimedLog):
         enrolment = self._tail.view.enrolments.get(topic)
         if enrolment is None:
             raise self._tail.view.not_enrolled(topic)
-        if enrolment.returning:
-            raise ConflictError(enrolment.change_text, hint="look at: kpsplit status")
+        if (obstacle := enrolment.split_obstacle) is not None:
+            raise ConflictError(obstacle, hint="look at: kpsplit status")
 
     def _learn_leaders(self, producer: Producer, deadline: Deadline) -> None:
         """Look for the leaders of the offset log before the fence: at the commit that would be pause."""

@@ -1931,9 +1931,9 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "split a topic that returns",
-        "kafka.control_log",
-        "if enrolment.returning:",
-        "if False:",
+        "splitter.records.control",
+        "        if self.returning:\n            return self.change_text\n        if not",
+        "        if not",
         RETURNING,
     ),
     (
@@ -2186,5 +2186,13 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        return bool(self.transitions) or any(route.parting",
         "        return any(route.parting",
         "unit/test_producer_topics.py::test_prepare_is_answered_for_an_application_that_does_not_poll",
+    ),
+    (
+        "split a topic that is enrolled again before every producer knows that",
+        "splitter.records.control",
+        "        if not self.settled and self.former_slots is None:\n",
+        "        if False:\n",
+        "unit/test_returning.py"
+        "::test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that_returns",
     ),
 ]

@@ -275,13 +275,16 @@ PRODUCER_EVENTS: dict[str, Happening] = {
 # -- operators, and what keeps producers from answering them ---------------------------------------
 
 
-_RUSHED_TURNS, _RUSHED_STEPS = 6, 12
+_RUSHED_TURNS, _RUSHED_STEPS, _RUSHED_SECONDS = 6, 12, 13
 
 
 def _plan(world: World, lag: int, what: int, first: int, count: int, pause: int, second: int) -> Done:
     if len(world.operators) > 2 * second:
         return None
-    state = world.control.states[max(0, world.control.stable() - lag)]
+    at = max(0, world.control.stable() - lag)
+    state = world.control.states[at]
+    if world.control.enrolments[at].left:
+        return None
     name = f"a{world.attempts + 1}"
     attempt = operators.planned(state, name, (what, first, count), pause)
     operator = world.new_operator("a", operators.run(attempt, state.epoch))
@@ -294,6 +297,8 @@ def _rush(world: World, what: int, first: int, count: int) -> Done:
     if world.operators or any(p.asleep for p in world.producers):
         return None
     done = _plan(world, 0, what, first, count, 2, 0)
+    if done is None:
+        return None
     operator = world.operators[0]
     for _ in range(_RUSHED_TURNS):
         for _ in range(_RUSHED_STEPS):
@@ -342,6 +347,26 @@ def _call_on(world: World, what: int, second: int) -> Done:
     return f"{world.new_operator(name, work).name} begins"
 
 
+def _return(world: World, at_once: int, second: int) -> Done:
+    """Somebody leads the topic back to plain clients, or enrols it again; ``at_once``: without trouble."""
+    if len(world.operators) > 2 * second:
+        return None
+    left = world.control.enrolment.left
+    name, work = ("enroll", operators.enroll) if left else ("unenroll", operators.unenroll)
+    operator = world.new_operator(name, work)
+    for _ in range(_RUSHED_SECONDS * at_once):
+        while operator.process.ready():
+            operator.step()
+        world.timeline.now += 1.0
+        for producer in world.producers:
+            if not producer.asleep:
+                producer.turn()
+        world.oracle.check()
+    if operator.process.over:
+        world.operators.remove(operator)
+    return f"{operator.name} {'goes through without trouble' if operator.process.over else 'begins'}"
+
+
 def _take_over(world: World, index: int) -> Done:
     producer = awake(world, index)
     due = operators.due_for_takeover(world, producer.state) if producer else None
@@ -385,6 +410,7 @@ OPERATOR_EVENTS: dict[str, Happening] = {
     "cut_off": _cut_off,
     "freeze": _freeze,
     "call_on": _call_on,
+    "return": _return,
     "take_over": _take_over,
     "operate": _operate,
     "kill": _kill,

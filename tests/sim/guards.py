@@ -5,24 +5,29 @@ The exhaustive exploration and the simulation leave them out in turn; both must 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 
 from kpsplit.consumer.fetch.fetch_state import FetchState
+from kpsplit.control import returning
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import finality, lease
+from kpsplit.producer.background import TopicTask
 from kpsplit.producer.finality import SegmentWriter
 from kpsplit.producer.send_state import Backlog, PartitionSendState
 from kpsplit.producer.state import ProducerState, ReportLease
 from kpsplit.splitter import commits, control_plane, reading
 from kpsplit.splitter.claimed_log import ClaimedLog
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.reading import Cursor, _Walk
 from kpsplit.splitter.records import data
+from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.data import Stamp
 from tests.sim import members, operators, producers
 from tests.sim.members import Coordinator, OffsetLog
@@ -213,9 +218,9 @@ def renew_the_lease_while_something_is_owed(patch: pytest.MonkeyPatch) -> None:
 def take_an_unknown_outcome_for_success(patch: pytest.MonkeyPatch) -> None:
     real = Driver._record
 
-    def record(self: Any, state: Any, event: Any, deadline: Any) -> Any:
+    def record(self: Any, state: Any, event: Any, deadline: Any, **more: Any) -> Any:
         try:
-            return real(self, state, event, deadline)
+            return real(self, state, event, deadline, **more)
         except UnknownOutcomeError:
             return apply(state, event)
 
@@ -355,3 +360,41 @@ def go_on_with_an_old_state_when_a_retirement_is_not_read_back(patch: pytest.Mon
             self._claim = claim
 
     patch.setattr(Driver, "_delete_quietly", delete_quietly)
+
+
+def answer_prepare_with_unstamped_records_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TopicTask, "_settled", lambda *_: True)
+
+
+def pass_through_while_stamped_records_are_not_resolved(patch: pytest.MonkeyPatch) -> None:
+    real = TopicTask.part
+
+    def part(self: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(PartitionSendState, "unresolved", lambda _: 0)
+            real(self)
+
+    patch.setattr(TopicTask, "part", part)
+
+
+def split_as_soon_as_a_topic_is_enrolled_again(patch: pytest.MonkeyPatch) -> None:
+    """A producer that has not seen the enrolment yet sends unstamped records."""
+    obstacle = property(lambda self: self.change_text if self.returning else None)
+    patch.setattr(Enrolment, "split_obstacle", obstacle)
+
+
+def split_a_topic_that_returns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Enrolment, "split_obstacle", property(lambda self: None))
+
+
+def return_a_topic_without_a_claim_of_its_partitions(patch: pytest.MonkeyPatch) -> None:
+    """An operator that claimed before the return may still begin a split."""
+
+    def next_step(recorded: Any, seen: Any) -> Any:
+        return returning.next_step(recorded, replace(seen, claimed=True))
+
+    patch.setattr("tests.sim.operators.next_step", next_step)
+
+
+def apply_nothing_that_was_done_before_a_return(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlView, "latest_state", ControlView.state)

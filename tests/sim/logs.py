@@ -11,7 +11,7 @@ from kpsplit.errors import FencedError
 from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Claim
+from kpsplit.splitter.records.control import Claim, Enrolment
 from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, Stamp
 from kpsplit.splitter.records.producers import Entry as Registration
 
@@ -153,23 +153,27 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class ControlRecord:
-    """One transaction. ``state`` None: somebody else's, about another partition."""
+    """One transaction. ``state`` None: about the topic's enrolment, or about another partition."""
 
     offset: int
     state: PartitionState | None
     event: str
     opened: float
     fate: Fate = Fate.OPEN
+    enrolment: Enrolment | None = None
 
 
 class ControlLog:
-    """The control topic. ``truth``: the state that the log says, whoever can see it by now."""
+    """The control topic. ``truth`` and ``enrolment``: what the log says, whoever can see it by now."""
 
-    def __init__(self, first: PartitionState) -> None:
+    def __init__(self, first: PartitionState, enrolment: Enrolment) -> None:
         self.records: list[ControlRecord] = []
         self.states: list[PartitionState] = [first]
         """The state after so many records, as far as all before them are decided."""
+        self.enrolments: list[Enrolment] = [enrolment]
+        """The same of the topic's enrolment."""
         self.truth = first
+        self.enrolment = enrolment
         self.holder = 0
         self.claims: list[Claim] = []
         self.committed: list[ControlRecord] = []
@@ -183,6 +187,7 @@ class ControlLog:
                 break
             seen = record.state is not None and record.fate is Fate.COMMITTED
             self.states.append(record.state if seen and record.state is not None else self.states[-1])
+            self.enrolments.append(record.enrolment or self.enrolments[-1])
         return len(self.states) - 1
 
     def high_watermark(self) -> int:
@@ -225,6 +230,12 @@ class ControlLog:
         if record.state is not None:
             self.truth = record.state
             self.committed.append(record)
+
+    def enrol(self, after: Enrolment, now: float) -> None:
+        """Write and commit what the topic's enrolment is from now on."""
+        record = ControlRecord(len(self.records), None, "the enrolment", now, Fate.COMMITTED, after)
+        self.records.append(record)
+        self.enrolment = after
 
     def time_out(self, now: float) -> None:
         """Abort transactions that have been open for too long."""

@@ -9,7 +9,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.clock import Deadline
+from kpsplit.control.plans import Check
 from kpsplit.control.retirement import ends_to_reach, undrained
+from kpsplit.control.returning import Act, Seen, following, next_step, partition_obstacle
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
@@ -21,7 +23,7 @@ from kpsplit.errors import (
 from kpsplit.kafka.groups import proven_positions
 from kpsplit.producer import fence_task
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
-from kpsplit.splitter.control_plane import Registrations
+from kpsplit.splitter.control_plane import LEASE_MARGIN, Registrations
 from kpsplit.splitter.driver import Driver, Ports
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
@@ -33,12 +35,13 @@ from kpsplit.splitter.partition_state import (
     OperationKind,
     PartitionState,
     Phase,
+    Prepare,
     Retire,
     SubTopic,
     SubTopicState,
     Target,
 )
-from kpsplit.splitter.records.control import Claim
+from kpsplit.splitter.records.control import Claim, Enrolment
 from kpsplit.splitter.records.data import newest_of
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
@@ -72,6 +75,7 @@ class Operator(ClaimedLog):
         self._read = 0
         """So many records of the control topic it has read: never more than it waited for."""
         self._length = 0
+        self._enrolment = world.control.enrolment
         self._unknown: set[str] = set()
         super().__init__(ClaimQueue(name))
 
@@ -132,7 +136,7 @@ class Operator(ClaimedLog):
         self.process.call(self._claim)
 
     def _read_decided(self, end: int, deadline: Deadline) -> None:
-        self.process.call(lambda: self._read_log("has read the log", end, deadline))
+        self._enrolment = self.process.call(lambda: self._read_log("has read the log", end, deadline))
         self._read = end
 
     def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
@@ -162,10 +166,15 @@ class Operator(ClaimedLog):
     def _read_log(self, what: str, end: int, deadline: Deadline) -> Effect:
         control = self.world.control
         yield from self._until(what, lambda: control.stable() >= end, deadline)
+        return control.enrolments[end]
 
     def _commit(self, after: PartitionState, event: Event, deadline: Deadline) -> Effect:
         control = self.world.control
         self._check(deadline, f"the {event.kind}")
+        if isinstance(event, Prepare) and event.attempt.kind is OperationKind.SPLIT:
+            obstacle = "the topic is not enrolled" if self._enrolment.left else self._enrolment.split_obstacle
+            if obstacle is not None:
+                raise ConflictError(obstacle)
         yield f"writes {event.kind}"
         record = control.begin(self._holder, after, str(event.kind), self.world.timeline.now)
         fault = yield f"commits {event.kind}"
@@ -187,6 +196,12 @@ class Operator(ClaimedLog):
                 return
 
         return land
+
+    def withdraw(self) -> Effect:
+        """Withdraw a claim that led to nothing, unless it is another's turn by now."""
+        yield "withdraws its claim"
+        if self._queue.has_turn(self.seen().revision, self.world.control.claims):
+            self.world.control.claims.clear()
 
     # -- WritersPort -------------------------------------------------------------------------------
 
@@ -452,6 +467,82 @@ def _delete(operator: Operator, name: str) -> Effect:
     operator.world.oracle.deleting(name, known=operator.group_known)
     operator.world.brokers.delete(name)
     operator.world.count("retired")
+
+
+def unenroll(operator: Operator) -> object:
+    """Lead the topic back to plain clients, as far as it concerns producers: groups are not looked at."""
+    done_for: dict[Act, Enrolment] = {}
+    while True:
+        recorded, state = operator.process.call(partial(_look_at_enrolment, operator))
+        claimed, lease_over = (done_for.get(act) == recorded for act in (Act.CLAIM, Act.LEASE))
+        at_work = recorded.returning and not recorded.settled and (claimed or recorded.former is None)
+        found = () if at_work or recorded.left else _obstacles(state)
+        seen = Seen(found, claimed, lease_over=lease_over, withdrawn=True)
+        match next_step(recorded, seen):
+            case Act.CLAIM:
+                deadline = operator.deadline(CALL_SECONDS)
+                _refuse(_obstacles(operator.claim(deadline, lambda found: not _obstacles(found))))
+                operator.process.call(operator.withdraw)
+                done_for[Act.CLAIM] = recorded
+            case Act.LEASE:
+                operator.process.call(partial(_wait_a_lease, operator))
+                done_for[Act.LEASE] = recorded
+            case Act.RECORD:
+                after = following(recorded)
+                assert after is not None
+                operator.process.call(partial(_enrol, operator, recorded, after))
+            case Act.DONE:
+                return recorded
+            case _:
+                _refuse(found)
+
+
+def enroll(operator: Operator) -> object:
+    """Enrol the topic again, and record that a lease has passed."""
+    recorded, _ = operator.process.call(partial(_look_at_enrolment, operator))
+    if recorded.left:
+        slots, number = len(operator.world.coordinator.slots), recorded.generation + 1
+        again = replace(recorded, slots=slots, returning=False, settled=False, generation=number)
+        operator.process.call(partial(_enrol, operator, recorded, again))
+        recorded = again
+    if recorded.returning or recorded.settled:
+        raise ConflictError("it returns to plain clients, or is enrolled")
+    operator.process.call(partial(_wait_a_lease, operator))
+    return operator.process.call(partial(_enrol, operator, recorded, replace(recorded, settled=True)))
+
+
+def _obstacles(state: PartitionState) -> tuple[Check, ...]:
+    """Return why the partition cannot return. Sub-topics may be there: that matters to plain readers only."""
+    return tuple(filter(None, [partition_obstacle(replace(state, subtopics=()))]))
+
+
+def _refuse(obstacles: Sequence[Check]) -> None:
+    if obstacles:
+        raise ConflictError(obstacles[0].message)
+
+
+def _look_at_enrolment(operator: Operator) -> Effect:
+    control = operator.world.control
+    end = control.high_watermark()
+    yield Blocked("reads the enrolment", lambda: control.stable() >= end)
+    at = control.stable()
+    return control.enrolments[at], control.states[at]
+
+
+def _wait_a_lease(operator: Operator) -> Effect:
+    clock = operator.clock
+    at = clock.now() + LEASE_SECONDS * LEASE_MARGIN
+    yield Blocked("has waited for a lease", lambda: clock.now() >= at)
+
+
+def _enrol(operator: Operator, before: Enrolment, after: Enrolment) -> Effect:
+    what = "left" if after.left else "returning" if after.returning else "enrolled"
+    yield f"records that the topic is {what}, {'' if after.settled else 'not '}settled"
+    control = operator.world.control
+    if control.enrolment != before:
+        raise ConflictError("the enrolment has changed meanwhile")
+    control.enrol(after, operator.world.timeline.now)
+    operator.world.count(f"records of the enrolment: {what}")
 
 
 def due_for_takeover(world: World, state: PartitionState) -> tuple[str, float] | None:

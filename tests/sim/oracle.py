@@ -184,8 +184,9 @@ class Oracle:
         if entry.marker is not None:
             return
         self._place(entry)
-        if entry.id in self.effective and entry.stamp is not None and entry.key is not None:
-            self._check_order(self.sends[entry.id])
+        send = self.sends[entry.id]
+        if entry.id in self.effective and send.producer != FOREIGN and entry.key is not None:
+            self._check_order(send)
 
     def _check_order(self, send: Sent) -> None:
         if send.outcome is SendOutcome.FAILED or send.id in self.given_up:
@@ -204,10 +205,14 @@ class Oracle:
         send = self.sends[id_]
         if send.outcome is not None:
             raise ViolationError(f"REPORTED TWICE: {id_!r}")
+        place = self.effective.get(id_)
+        if place is not None and place.entry.stamp is None:  # while the topic was not enrolled
+            if logical is not None and logical >= 0 and logical != place.offset:
+                raise ViolationError(f"MISPLACED {id_!r}: reported at {logical}, is at {place.offset}")
+            send.offset, logical = place.offset, None
         send.outcome, send.logical = outcome, logical
         if outcome is not SendOutcome.OK:
             return
-        place = self.effective.get(id_)
         if place is None:
             raise ViolationError(f"LOST {id_!r}: reported at logical offset {logical}, not there")
         if logical is not None and place.logical != logical:

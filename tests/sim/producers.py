@@ -27,8 +27,9 @@ from kpsplit.producer.state import ProducerState, SendState, TopicRoute, certifi
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
 from kpsplit.splitter.records.data import Stamp, note_own
+from kpsplit.splitter.records.keys import enrolment_key
 from kpsplit.splitter.records.producers import Entry, decode_entry
 from kpsplit.testing.history import SendOutcome
 from tests.sim.logs import PARENT, RefusedError
@@ -61,13 +62,15 @@ class InFlight:
     stamp: Stamp | None
     offset: int | None = None
     implied: bool = False
+    taken_at: float = 0.0
 
 
 class Client:
     """A librdkafka producer. Order is kept per partition, as with idempotence; reports may change theirs."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, clock: ProcessClock) -> None:
         self._world = world
+        self._clock = clock
         self.queues: dict[PhysicalPartition, deque[InFlight]] = {}
         self._reports: deque[tuple[InFlight, KafkaError | None]] = deque()
 
@@ -80,10 +83,12 @@ class Client:
         headers: Any,
     ) -> None:  # fmt: skip
         """Take a record, as produce() by position."""
-        place = PhysicalPartition(topic, partition)
+        place = PhysicalPartition(topic, max(partition, 0))  # its own partitioner has no choice
         pairs = dict(headers) if headers else {}
         stamp = Stamp.decode(pairs["kps"]) if "kps" in pairs else None
-        self.queues.setdefault(place, deque()).append(InFlight(place, value, key, report, stamp))
+        self.queues.setdefault(place, deque()).append(
+            InFlight(place, value, key, report, stamp, taken_at=self._clock.now())
+        )
 
     def poll(self, _: float) -> int:
         """Call back for every report that has come."""
@@ -156,6 +161,13 @@ class Client:
             self._world.late.append((f"record {_named(item)}", self._late(item)))
         return f"{place}: {_named(item)} times out{'' if item.offset is None else ', but was written'}"
 
+    def expire(self) -> None:
+        """Give up what was taken longer ago than the message timeout; it may arrive all the same."""
+        for place in self.places():
+            queue, before = self.queues[place], self._clock.now() - MESSAGE_TIMEOUT
+            while queue and queue[0].taken_at <= before:
+                self.fail(place, "late") or self.acknowledge(place)
+
     def die(self) -> None:
         """The process is gone: what was in the network may still arrive, in order."""
         for queue in self.queues.values():
@@ -209,7 +221,8 @@ def _where(item: InFlight) -> str:
 MESSAGE_TIMEOUT = 40.0
 ENROLMENT = Enrolment(PARENT.topic, "id-of-t", Partitioner.CONSISTENT_RANDOM, settled=True, slots=2)
 DUTIES = (
-    "watch_time", "take_reports", "answer", "renew", "route_new_topics", "acknowledge", "release", "look_up",
+    "watch_time", "take_reports", "answer", "part", "renew", "route_new_topics", "acknowledge", "release",
+    "look_up",
 )  # fmt: skip
 """What the library's thread does in one turn, after it followed the control topic, in the product's order."""
 
@@ -237,6 +250,10 @@ class SimTail:
         """Read on to where that many records were read."""
         if length > self.length:
             self.length = length
+            enrolment = self._control.enrolments[length]
+            if enrolment != self.view.recorded(PARENT.topic):
+                self.view.fold(enrolment_key(PARENT.topic), encode_enrolment(enrolment))
+                self.changed.add(PARENT.topic)
             self.view.take_state(self._control.states[length])
             self.changed.add(PARENT)
 
@@ -364,7 +381,7 @@ class SimProducer:
         self.clock = ProcessClock(world.timeline, rate)
         self.asleep = False
         self.closed = False
-        self.client = Client(world)
+        self.client = Client(world, self.clock)
         self.reported: list[tuple[bytes, SendOutcome, int | None]] = []
         """Delivery reports since the oracle last looked: the record and, if known, its logical offset."""
         settings = ProducerSettings(
@@ -468,6 +485,7 @@ class SimProducer:
 
     def _run(self) -> None:
         self.world.timeline.shown = self.clock
+        self.client.expire()
 
     # -- for traces --------------------------------------------------------------------------------
 
@@ -480,4 +498,4 @@ class SimProducer:
     @property
     def state(self) -> PartitionState:
         """What it knows of the partition."""
-        return self.tail.view.states[PARENT]
+        return self.tail.view.latest_state(PARENT) or self.world.control.states[0]

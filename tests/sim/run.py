@@ -36,7 +36,7 @@ _WEIGHTS = {
     "produce": 16, "poll": 7, "turn": 12, "duty": 6, "see": 5, "answer": 9, "lose_answer": 0.4,
     "land_registration": 1, "sleep": 2, "crash": 0.15, "close": 0.3, "write": 8, "acknowledge": 7, "flow": 7,
     "fail": 0.5, "search": 2, "plan": 6, "rush": 1.6, "cut_off": 0.6, "freeze": 0.3, "call_on": 0.8,
-    "take_over": 1.5,
+    "return": 2, "take_over": 1.5,
     "operate": 30, "kill": 0.35, "tick": 5, "late": 1.2, "stranger": 0.4, "leader": 0.2, "retention": 0.3,
     "hole": 0.3, "foreign": 1.5, "read": 2.5, "refresh": 3, "heartbeat": 2.5, "start": 3.5, "fetch": 8,
     "work": 7, "commit": 4.5, "doze": 1.2, "die": 0.15, "expel": 0.35, "move": 1.5,
@@ -48,6 +48,8 @@ _TROUBLE = (
 )  # fmt: skip
 _OFTEN = (0.0, 0.5, 1.0, 1.0, 3.0, 6.0)
 _PACE = ("commit", "start", "heartbeat", "read", "see", "poll", "acknowledge", "flow", "work", "fetch")
+_RETURNS = (0, 0, 0, 1, 5)
+"""A return takes many of a run's events; what follows from them is not seen then."""
 _PACES = (0.3, 1.0, 1.0, 2.5)
 _NAMES = list(_WEIGHTS)
 _TIMES = list(accumulate((6, 8, 2, 1, 1, 0.06)))
@@ -65,6 +67,7 @@ class Schedule:
         for name in _PACE:
             weights[name] *= self._random.choice(_PACES)
         weights["tick"] += 1.0
+        weights["return"] *= _RETURNS[seed % len(_RETURNS)]
         self._second = self._random.choice((0.0, 0.02, 0.1))
         self._sums = list(accumulate(weights.values()))
 
@@ -108,6 +111,8 @@ def _with_numbers(name: str, random: Random, second: float) -> Event:
             return name, two, int(random.random() < 0.33)
         case "call_on":
             return name, int(random.random() * 3), int(random.random() < second)
+        case "return":
+            return name, two, int(random.random() < second)
         case "operate":
             return name, int(random.random() * 1.3), 1 + four, _fault(random)
         case "kill":

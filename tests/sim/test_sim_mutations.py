@@ -253,6 +253,93 @@ END_BEFORE_CLAIM: list[Event] = [
 ]
 """An operator commits while somebody who aborts it is between two steps of the claim."""
 
+TURNS: list[Event] = [("turn", 0, 0, 1), ("turn", 1, 0, 1)]
+STEPS: list[Event] = [e for _ in range(30) for e in (("operate", 0, 1, 0), *TURNS)]
+
+IN_FLIGHT_AT_AN_ENROLMENT: list[Event] = [
+    *SENT,
+    *TURNS,
+    ("return", 1, 0),
+    ("produce", 0, LOW),
+    *TURNS,
+    ("return", 1, 0),
+    *TURNS,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *STEPS,
+    ("produce", 0, LOW),
+    *TURNS,
+    ("flow", 0, 1),
+    ("flow", 0, 0),
+]
+"""A topic returns and is enrolled again; a record that was sent in between is in flight when it is split."""
+
+SPLIT_IN_A_RETURN: list[Event] = [
+    *SENT,
+    *TURNS,
+    ("return", 0, 0),
+    *[("operate", 0, 1, 0)] * 12,
+    *[("operate", 0, 4, 0)] * 9,
+    ("plan", 0, 9, 0, 1, 2, 1),
+    *[e for _ in range(30) for e in (("operate", 1, 1, 0), *TURNS)],
+    ("produce", 0, LOW),
+    ("flow", 0, 1),
+    *[("operate", 0, 4, 0)] * 12,
+    *TURNS,
+    ("produce", 0, LOW),
+    ("flow", 0, 0),
+]
+"""Somebody splits after the operator of a return has looked at the partition for the last time."""
+
+CLAIMED_BEFORE_THE_RETURN: list[Event] = [
+    *SENT,
+    *TURNS,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *[("operate", 0, 1, 0)] * 7,
+    ("return", 0, 1),
+    *[("operate", 1, 4, 0)] * 12,
+    *TURNS,
+    *STEPS,
+    ("produce", 0, LOW),
+    ("flow", 0, 1),
+    *[("operate", 0, 4, 0)] * 12,
+    *TURNS,
+    ("produce", 0, LOW),
+    ("flow", 0, 0),
+]
+"""An operator has claimed the partition, and prepares its split when the return is nearly over."""
+
+PLANNED_BEFORE_THE_RETURN: list[Event] = [
+    *SENT,
+    *TURNS,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    ("operate", 0, 1, 0),
+    ("return", 1, 1),
+    ("produce", 0, LOW),
+    *TURNS,
+    ("flow", 0, 0),
+    ("return", 0, 1),
+    *[("operate", 1, 1, 0)] * 3,
+    *[("operate", 0, 1, 0)] * 22,
+    ("produce", 0, LOW),
+    *TURNS,
+    *TURNS,
+    ("produce", 0, LOW),
+    *TURNS,
+    ("flow", 0, 1),
+    ("flow", 0, 0),
+]
+"""An operator slept for the whole return, and splits before the producers know of the new enrolment."""
+
+SEEN_AFTER_THE_RETURN: list[Event] = [
+    *STRAY_IN_THE_REOPENED_PARENT,
+    ("return", 1, 0),
+    ("sleep", 0, 0),
+    ("acknowledge", 0, 0),
+    *TURNS,
+    ("poll", 0),
+]
+"""A stray lies in the reopened parent; its producer sees the split and the merge only after the return."""
+
 BUDGET = 300
 
 LeaveOut = Callable[[pytest.MonkeyPatch], None]
@@ -281,6 +368,7 @@ FOUND: list[tuple[LeaveOut, int, set[str]]] = [
     (guards.commit_in_any_generation, 612, {"BACK", "COMMIT"}),
     (guards.delete_sub_topics_whoever_reads_them, 277, {"DELETED"}),
     (guards.do_not_seal, 781, {"WRITTEN"}),
+    (guards.pass_through_while_stamped_records_are_not_resolved, 59, {"OUT", "STUCK", "HISTORY"}),
 ]
 WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
     (guards.start_without_waiting_for_earlier_commits, WAITING_FOR_COMMITS, "BACK"),
@@ -301,6 +389,11 @@ WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
         SLOW_READ_BACK,
         "TWO",
     ),
+    (guards.answer_prepare_with_unstamped_records_in_flight, IN_FLIGHT_AT_AN_ENROLMENT, "OUT"),
+    (guards.apply_nothing_that_was_done_before_a_return, SEEN_AFTER_THE_RETURN, "LOST"),
+    (guards.split_a_topic_that_returns, SPLIT_IN_A_RETURN, "HISTORY"),
+    (guards.return_a_topic_without_a_claim_of_its_partitions, CLAIMED_BEFORE_THE_RETURN, "HISTORY"),
+    (guards.split_as_soon_as_a_topic_is_enrolled_again, PLANNED_BEFORE_THE_RETURN, "OUT"),
 ]
 
 

@@ -16,7 +16,7 @@ from tests.sim.members import Coordinator, OffsetLog, SimMember
 from tests.sim.operators import Operator
 from tests.sim.oracle import FOREIGN, Oracle, Sent
 from tests.sim.processes import Timeline
-from tests.sim.producers import SimLookup, SimProducer
+from tests.sim.producers import ENROLMENT, SimLookup, SimProducer
 
 KEYS = sorted((b"a", b"b", b"c", b"d", b"e", b"f"), key=key_hash)
 """Spread over the key space."""
@@ -31,7 +31,7 @@ class World:
     def __init__(self) -> None:
         self.timeline = Timeline()
         self.brokers = Brokers()
-        self.control = ControlLog(PartitionState.unsplit(PARENT, "id-of-t"))
+        self.control = ControlLog(PartitionState.unsplit(PARENT, "id-of-t"), ENROLMENT)
         self.producers_topic = ProducersTopic()
         self.offsets = OffsetLog()
         self.coordinator = Coordinator()

@@ -55,6 +55,8 @@ def records(enrolment: Enrolment) -> list[Enrolment]:
 
 
 FIRST, SECOND, THIRD, LAST = records(ENROLLED)
+AGAIN = replace(ENROLLED, settled=False, generation=5)
+CHANGING = replace(ENROLLED, settled=False, slots=4, former_slots=8, generation=4)
 
 
 def test_the_records_of_a_return_are_those_of_the_protocol() -> None:
@@ -287,7 +289,7 @@ class Reading:
         self.view = view_of(ENROLLED, self._seen)
 
 
-@pytest.mark.parametrize("seen", [ENROLLED, FIRST, SECOND, THIRD, LAST])
+@pytest.mark.parametrize("seen", [ENROLLED, FIRST, SECOND, THIRD, LAST, AGAIN, CHANGING])
 @pytest.mark.parametrize("kind", ["split", "merge"])
 def test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that_returns(
     seen: Enrolment, kind: str
@@ -298,13 +300,14 @@ def test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that
     halves = WHOLE.split_evenly(2)
     attempt = split_attempt(UNSPLIT, 0, halves) if kind == "split" else merge_attempt(UNSPLIT, (0,), WHOLE)
     if kind == "merge":
-        log._refuse_split_of_returning(attempt, Deadline(1))
+        log._refuse_split(attempt, Deadline(1))
         assert not reading.read, "what was split in between has to be merged"
         return
-    if seen.returning:
-        with pytest.raises(KpsplitError, match="is being returned|is not enrolled") as caught:
-            log._refuse_split_of_returning(attempt, Deadline(1))
+    if seen.returning or seen is AGAIN:
+        what = "is being returned|is not enrolled|is being enrolled"
+        with pytest.raises(KpsplitError, match=what) as caught:
+            log._refuse_split(attempt, Deadline(1))
         assert caught.value.changed is False
     else:
-        log._refuse_split_of_returning(attempt, Deadline(1))
+        log._refuse_split(attempt, Deadline(1))
     assert reading.read == ["mark", "read"]

@@ -140,6 +140,15 @@ class Enrolment:
         return f"the slots of {self.topic} are being changed from {self.former_slots} to {self.slots}"
 
     @property
+    def split_obstacle(self) -> str | None:
+        """Why no split may begin, None if nothing forbids it; its operator reads this after its claim."""
+        if self.returning:
+            return self.change_text
+        if not self.settled and self.former_slots is None:
+            return f"topic {self.topic} is being enrolled: not every producer knows that yet"
+        return None
+
+    @property
     def divisions(self) -> tuple[SlotDivision, ...]:
         """The slots by which members may share the topic, the former ones first."""
         present = None if self.slots is None else SlotDivision(self.slots_topic, self.slots)
