@@ -294,6 +294,9 @@ class TopicTask:
             enrolment = view.enrolments.get(topic)
             if enrolment is None or enrolment.partitioner is not partitioner:
                 del self._producer.refused[topic]
+        for topic in self.transitions.keys() - view.enrolments.keys():  # left before that was settled
+            del self.transitions[topic]
+            self._passed.add(topic)
         for topic in self._passed & view.enrolments.keys():
             self._passed.discard(topic)
             self._producer.remove_route(topic)

@@ -2195,4 +2195,12 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_returning.py"
         "::test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that_returns",
     ),
+    (
+        "forget what is on its way where a topic is left before that was settled",
+        "producer.background",
+        "            self._passed.add(topic)\n        for topic in",
+        "        for topic in",
+        "unit/test_producer_topics.py"
+        "::test_a_topic_is_registered_for_what_is_on_its_way_since_before_its_last_enrolment",
+    ),
 ]

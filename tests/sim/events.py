@@ -498,6 +498,7 @@ def _expel(world: World, index: int) -> Done:
     slots = [s for s, name in world.coordinator.owner.items() if name == gone.name]
     if not slots:
         return None
+    world.coordinator.expelled.add(gone.name)
     _give(world, slots, other.name)
     return f"{gone.name} is expelled, {other.name} gets {', '.join(map(str, slots))}"
 

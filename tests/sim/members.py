@@ -114,10 +114,14 @@ class OffsetTail:
 
 
 class Coordinator:
-    """Kafka's side of the group: generation, who owns which slot, ordinary offsets."""
+    """Kafka's side of the group: generation, who owns which slot, ordinary offsets.
+
+    ``expelled``: who has to join anew, and loses what it has first.
+    """
 
     def __init__(self) -> None:
         self.generation = 1
+        self.expelled: set[str] = set()
         self.slots = [OwnedSlot(PARENT, index, SLOTS) for index in range(SLOTS)]
         self.owner: dict[OwnedSlot, str] = {}
         self.offsets: dict[PhysicalPartition, int] = {}
@@ -232,7 +236,9 @@ class SimMember:
         mine = {slot for slot, name in coordinator.owner.items() if name == self.name}
         changed = self.generation != coordinator.generation
         self.generation = coordinator.generation
-        for slot in [s for s in self.assigned if s not in mine]:
+        kept = set() if self.name in coordinator.expelled else mine
+        coordinator.expelled.discard(self.name)
+        for slot in [s for s in self.assigned if s not in kept]:
             self.drop(slot)
             changed = True
         for slot in sorted(mine - set(self.assigned)):

@@ -71,6 +71,8 @@ class Oracle:
         self.sends: dict[bytes, Sent] = {}
         self.effective: dict[bytes, Effective] = {}
         self.given_up: set[bytes] = set()
+        self.overlooked: set[bytes] = set()
+        """Without a stamp, and on the way when the layout changed: a plain writer's (protocol, section 11)."""
         self.handed_out: set[bytes] = set()
         self.processed: set[bytes] = set()
         self._of_key: dict[bytes, list[bytes]] = {}
@@ -135,6 +137,8 @@ class Oracle:
         """Look again at what stands after the ends of segments that closed."""
         if after.epoch != before.epoch + 1:
             raise ViolationError(f"EPOCH {after.epoch} follows {before.epoch}")
+        for producer in self._world.producers:
+            self.overlooked |= set(producer.overlooked(before.attempt.id if before.attempt else ""))
         problems = after.lineage.problems()
         if problems:
             raise ViolationError(f"LINEAGE: {problems[0]}")
@@ -189,7 +193,7 @@ class Oracle:
             self._check_order(send)
 
     def _check_order(self, send: Sent) -> None:
-        if send.outcome is SendOutcome.FAILED or send.id in self.given_up:
+        if send.outcome is SendOutcome.FAILED or send.id in self.given_up or send.id in self.overlooked:
             return
         for other in map(self.sends.__getitem__, self._of_key[send.key or b""]):
             later = other.producer == send.producer and other.number > send.number
@@ -320,7 +324,7 @@ def judge(world: World) -> HistoryReport:
     """
     checker = HistoryChecker([world.control.truth.lineage], {FOREIGN}, examples=3)
     for sent in world.oracle.sends.values():
-        checker.sent(_send(sent, given_up=sent.id in world.oracle.given_up))
+        checker.sent(_send(world.oracle, sent))
     for delivery in _deliveries(world):
         checker.delivered(delivery)
     report = checker.report()
@@ -349,11 +353,18 @@ def _judge_readings(world: World) -> None:
         raise ViolationError(f"READINGS: {report}")
 
 
-def _send(sent: Sent, *, given_up: bool) -> Send:
-    """Return a send. The client gave up a record whose application died before the report: it failed."""
+def _send(oracle: Oracle, sent: Sent) -> Send:
+    """Return a send. The client gave up a record whose application died before the report: it failed.
+
+    What was given up or overlooked without a stamp may arrive in an overflow later, as a plain writer's.
+    """
+    given_up, known = sent.id in oracle.given_up, oracle.effective.get(sent.id)
+    late = given_up or sent.id in oracle.overlooked
+    plainly = late and known is not None and known.entry.stamp is None
     place = (PARENT, sent.offset) if sent.offset is not None else None
     outcome = sent.outcome or (SendOutcome.FAILED if given_up else SendOutcome.UNKNOWN)
-    return Send(sent.producer, PARENT, sent.key, sent.id, sent.number, outcome, sent.logical, place)
+    producer = FOREIGN if plainly else sent.producer
+    return Send(producer, PARENT, sent.key, sent.id, sent.number, outcome, sent.logical, place)
 
 
 def _deliveries(world: World) -> Iterator[Delivery]:

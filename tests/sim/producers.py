@@ -172,6 +172,7 @@ class Client:
         """The process is gone: what was in the network may still arrive, in order."""
         for queue in self.queues.values():
             sent = deque([i for i in queue if i.offset is None][:2])
+            self._world.oracle.overlooked |= {i.id for i in queue if i.stamp is None}
             for item in list(sent):
                 self._world.late.append((f"a record of the dead {_named(item)}", self._next_late(sent)))
 
@@ -439,6 +440,18 @@ class SimProducer:
             self.registration.certify(certificates(self.shared), cast(Any, None))
         self.shared.clear_routes()
         self.closed = True
+
+    def overlooked(self, attempt_id: str) -> list[bytes]:
+        """Return its records without a stamp that an operation could not wait for (protocol, section 11).
+
+        It did not answer, and had no reason to: it has no lease, or it registers the topic only now.
+        """
+        topic, own = PARENT.topic, self.registration.record
+        registers = topic in self.shared.unrouted or isinstance(self.shared.routes.get(topic), TopicRoute)
+        has_lease = self.shared.lease_until > self.clock.now()
+        if own.ready.get(str(PARENT)) == attempt_id or (has_lease and not registers):
+            return []
+        return [item.id for queue in self.client.queues.values() for item in queue if item.stamp is None]
 
     def idle(self) -> bool:
         """Return whether every record has its report."""

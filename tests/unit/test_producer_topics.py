@@ -330,6 +330,37 @@ def test_prepare_is_answered_for_an_application_that_does_not_poll(monkeypatch: 
     assert ground.told == [(None, b"unstamped")]
 
 
+def test_a_topic_is_registered_for_what_is_on_its_way_since_before_its_last_enrolment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Enrolled, left and enrolled again meanwhile: an operator that is not kept waiting would pass it."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {"bills": 1})
+    tail: Any = background._feed.following()
+    tail.progress = lambda: 0
+    enrolment = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
+    background._turn()
+    ground.queued = 1
+    tail.view.enrolments["bills"] = enrolment
+    background._topics.adopt(tail.view)
+    background._turn()
+    tail.view.left["bills"] = tail.view.enrolments.pop("bills")
+    background._topics.adopt(tail.view)
+    background._turn()
+    assert "bills" not in ground.state.routes
+    tail.view.enrolments["bills"] = tail.view.left.pop("bills")
+    background._topics.adopt(tail.view)
+    background._turn()
+    assert isinstance(ground.state.routes["bills"], TopicRoute)
+    answered = preparing(background, monkeypatch, "bills")
+    background._turn()
+    assert not answered
+    ground.queued = 0
+    background._turn()
+    assert answered == ["bills/0"]
+
+
 def test_only_a_record_that_was_written_shows_that_unstamped_ones_before_it_are_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
