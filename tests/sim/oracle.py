@@ -72,7 +72,7 @@ class Oracle:
         self.effective: dict[bytes, Effective] = {}
         self.given_up: set[bytes] = set()
         self.overlooked: set[bytes] = set()
-        """Without a stamp, and on the way when the layout changed: a plain writer's (protocol, section 11)."""
+        """Without a stamp, on the way when the layout changed: as a plain writer's (protocol, section 11)."""
         self.handed_out: set[bytes] = set()
         self.processed: set[bytes] = set()
         self._of_key: dict[bytes, list[bytes]] = {}
