@@ -322,9 +322,11 @@ def judge(world: World) -> HistoryReport:
     Raises:
         ViolationError: the history checker found something.
     """
-    checker = HistoryChecker([world.control.truth.lineage], {FOREIGN}, examples=3)
-    for sent in world.oracle.sends.values():
-        checker.sent(_send(world.oracle, sent))
+    sends = [_send(world.oracle, sent) for sent in world.oracle.sends.values()]
+    foreign = {send.producer for send in sends if send.producer.startswith(FOREIGN)}
+    checker = HistoryChecker([world.control.truth.lineage], foreign, examples=3)
+    for send in sends:
+        checker.sent(send)
     for delivery in _deliveries(world):
         checker.delivered(delivery)
     report = checker.report()
@@ -356,14 +358,14 @@ def _judge_readings(world: World) -> None:
 def _send(oracle: Oracle, sent: Sent) -> Send:
     """Return a send. The client gave up a record whose application died before the report: it failed.
 
-    What was given up or overlooked without a stamp may arrive in an overflow later, as a plain writer's.
+    What was given up or overlooked without a stamp may arrive in an overflow later, as that of a plain writer of its own.
     """
     given_up, known = sent.id in oracle.given_up, oracle.effective.get(sent.id)
     late = given_up or sent.id in oracle.overlooked
     plainly = late and known is not None and known.entry.stamp is None
     place = (PARENT, sent.offset) if sent.offset is not None else None
     outcome = sent.outcome or (SendOutcome.FAILED if given_up else SendOutcome.UNKNOWN)
-    producer = FOREIGN if plainly else sent.producer
+    producer = f"{FOREIGN} {sent.number}" if plainly else sent.producer
     return Send(producer, PARENT, sent.key, sent.id, sent.number, outcome, sent.logical, place)
 
 
