@@ -358,7 +358,7 @@ def _judge_readings(world: World) -> None:
 def _send(oracle: Oracle, sent: Sent) -> Send:
     """Return a send. The client gave up a record whose application died before the report: it failed.
 
-    Without a stamp, what was given up or overlooked may come later: as if a plain writer of its own had sent it.
+    What was given up or overlooked without a stamp may come later: as a record of a plain writer of its own.
     """
     given_up, known = sent.id in oracle.given_up, oracle.effective.get(sent.id)
     late = given_up or sent.id in oracle.overlooked
