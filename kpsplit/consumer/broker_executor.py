@@ -29,6 +29,8 @@ class BrokerExecutor(Generic[Owned]):
     Args:
         name: of the thread.
         owned: what only that thread uses: ``ask`` gives it to a question.
+
+    ``on_answer`` is called in its thread after each job.
     """
 
     def __init__(self, name: str, owned: Owned) -> None:
@@ -39,6 +41,7 @@ class BrokerExecutor(Generic[Owned]):
         # thread. No lock, which a signal handler that calls again could never get.
         self._given = itertools.count()
         self._closed = False
+        self.on_answer: Callable[[], None] = lambda: None
 
     def ask(self, question: Callable[[Owned], T]) -> Future[T]:
         """Give a job for what the thread owns; see ``run``."""
@@ -68,6 +71,7 @@ class BrokerExecutor(Generic[Owned]):
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            self.on_answer()
 
 
 def _settle(future: Future[T], job: Callable[[], T]) -> None:

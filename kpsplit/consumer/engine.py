@@ -103,6 +103,7 @@ class Engine(threading.Thread):
         self.settings, self.slots, self.events = settings, slots, events
         self.group, self.metadata, self.reader = group, slots.metadata, clients.reader
         self.executor = executor
+        executor.on_answer = clients.members.on_answer = self._look_at_once
         self._clients = clients
         self._polled_sink = slots.sink
         self._lock = threading.Lock()
@@ -172,7 +173,7 @@ class Engine(threading.Thread):
         self._requests.append(run)
         self._wake.set()
         if self._ended.is_set():
-            self._refuse_requests()
+            self._run_requests()
         return future
 
     def call(self, job: Callable[[], T]) -> T:
@@ -244,7 +245,7 @@ class Engine(threading.Thread):
                     self._close_clients()
         finally:
             self._ended.set()
-            self._refuse_requests()
+            self._run_requests()
 
     def _die(self, error: BaseException) -> None:
         """The thread ends of something that no duty has caught: ``poll()`` must not return None for ever."""
@@ -270,10 +271,11 @@ class Engine(threading.Thread):
 
     def _turn(self, *, nested: bool = False) -> None:
         """Do what can be done now; read for ``run()``, or rest. A duty that fails stops no other."""
-        self._serve_requests()
+        self._wake.clear()
+        self._run_requests()
         now = monotonic()
         self._duty(lambda: self.ownership_guard.turned(now))
-        if nested or now >= self._chores_at:
+        if nested or now >= self._chores_at or self.committer.may_begin():
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
         self._duty(self._refresh)
@@ -369,8 +371,12 @@ class Engine(threading.Thread):
             tell = self.events.warn if self.metadata.ready else self.events.tell
             tell(kafka_error(error))
 
-    def _serve_requests(self) -> None:
-        self._wake.clear()
+    def _look_at_once(self) -> None:
+        """Somebody waits for what an executor has answered; in its thread."""
+        self._chores_at = 0.0
+        self._wake.set()
+
+    def _run_requests(self) -> None:
         while self._requests:
             self._requests.popleft()()
 
@@ -447,20 +453,15 @@ class Engine(threading.Thread):
             self.reader.close()
         self.membership.closed = True
 
-    def _refuse_requests(self) -> None:
-        while self._requests:
-            self._requests.popleft()()
-
     # -- questions ---------------------------------------------------------------------------------
 
     def statistics(self) -> Mapping[str, Any]:
         """Return what ``Consumer.stats()`` does; to be asked in the engine's thread."""
-        slots = self.slots
         trouble = self.events.fatal or self.events.trouble or self.metadata.trouble
         return {
             "state": self.membership.state.value,
-            "slots": {str(h.slot): h.stage.value for h in slots},
-            "waiting_bytes": slots.sink.waiting_bytes(),
+            "slots": {str(h.slot): h.stage.value for h in self.slots},
+            "waiting_bytes": self.slots.sink.waiting_bytes(),
             "without_slots": {t: list(unread) for t, unread in self.subscribing.topics.without_slots.items()},
             "held": self.ownership_guard.held,
             "strays": self.reader.strays,

@@ -124,6 +124,8 @@ class Cursor:
         """
         if self.ahead_of(lineage):
             return self
+        if len(lineage.segments) == 1:
+            return Cursor(self.range, self.pending(lineage))
         return Cursor(self.range, _settled(_Walk(self, lineage)))
 
     def readable(self, lineage: Lineage) -> dict[int, int]:
@@ -151,6 +153,9 @@ class Cursor:
 
     def pending(self, lineage: Lineage) -> dict[int, int]:
         """Return the next offset of every segment that is not complete, readable now or later."""
+        if len(lineage.segments) == 1:  # never split, as most are: nothing to walk along
+            only = lineage.segments[0]
+            return {only.id: _within(only, self.positions.get(only.id, only.start))}
         walk = _Walk(self, lineage)
         return {s.id: walk.position(s) for s in walk.relevant if s.id not in walk.complete}
 

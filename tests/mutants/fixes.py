@@ -2203,4 +2203,28 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_producer_topics.py"
         "::test_a_topic_is_registered_for_what_is_on_its_way_since_before_its_last_enrolment",
     ),
+    (
+        "begin a commit that is asked for when the engine looks at everything again",
+        "consumer.engine",
+        "        if nested or now >= self._chores_at or self.committer.may_begin():\n",
+        "        if nested or now >= self._chores_at:\n",
+        "unit/test_consumer_engine_edges.py"
+        "::test_a_commit_is_begun_and_answered_at_once_however_long_the_engine_rests",
+    ),
+    (
+        "notice an executor's answer when the engine looks at everything again",
+        "consumer.engine",
+        "        self._chores_at = 0.0\n        self._wake.set()\n",
+        "        self._wake.set()\n",
+        "unit/test_consumer_engine_edges.py"
+        "::test_a_commit_is_begun_and_answered_at_once_however_long_the_engine_rests",
+    ),
+    (
+        "do not wake the engine when an executor has answered",
+        "consumer.broker_executor",
+        "            self.on_answer()\n",
+        "            pass\n",
+        "unit/test_consumer_engine_edges.py"
+        "::test_a_commit_is_begun_and_answered_at_once_however_long_the_engine_rests",
+    ),
 ]

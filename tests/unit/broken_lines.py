@@ -78,7 +78,7 @@ OUTSIDE = {
     "_chores",
     "_trouble",
     "_rest",
-    "_serve_requests",
+    "_run_requests",
     "statistics",
     "__init__",
 }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience, State
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
 from kpsplit.splitter.reading import Cursor
+from tests.unit import lane_samples
 from tests.unit.engine_world import KEYS, TOPIC, World, record, slot
 
 
@@ -218,6 +221,22 @@ def test_a_commit_is_repeated_with_newer_metadata_while_the_member_belongs_to_th
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
     assert world.group_offsets.commits == [{slot(0).range: 2}]
     assert world.group_offsets.generations == [7, 7, 7]
+
+
+def test_a_commit_is_begun_and_answered_at_once_however_long_the_engine_rests(world, monkeypatch):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.buffer.wait(0)
+    monkeypatch.setattr("kpsplit.consumer.engine.SLICE_SECONDS", 3600.0)
+    world.until(lambda: world.engine._chores_at > monotonic() + 1000, "the engine to rest for an hour")
+    committed: Future[list[TopicPartition]] = Future()
+
+    def commit():
+        world.engine.committer.ask(world.slots.changed(world.slots), committed)
+
+    world.engine.ask(commit)
+    assert [part.offset for part in committed.result(lane_samples.PATIENCE)] == [2]
+    assert world.group_offsets.commits == [{slot(0).range: 2}]
 
 
 def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world):

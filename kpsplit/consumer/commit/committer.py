@@ -94,10 +94,8 @@ class Committer:
 
     Args:
         settings: ``run()`` uses others while it is under way.
-        slots: what is committed.
-        group: ordinary commits, and who this member is.
-        executor: runs transactions.
-        events: calls on_commit.
+        slots: what is committed. group: ordinary commits, and who this member is.
+        executor: runs transactions. events: calls on_commit.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class Committer:
             self._soonest = monotonic() + REST_SECONDS
             self.put_off()
             self.ask(self._slots.changed(h for h in self._slots if h.may_commit))
-        if self._asked and self._job is None:
+        if self.may_begin():
             self._begin_asked()
 
     def _due(self) -> bool:
@@ -194,6 +192,9 @@ class Committer:
 
     def idle(self) -> bool:
         return self._job is None and not self._asked
+
+    def may_begin(self) -> bool:
+        return self._job is None and bool(self._asked)
 
     def answered(self) -> Callable[[], bool]:
         """Return a function: has everything that is under way or asked for now its answer?
@@ -437,8 +438,7 @@ class LagOffsetRepair:
         self._seen = 0
         self._looks = 0
         self._at = 0.0
-        self._asked: tuple[int, Future[Outdated]] | None = None
-        """After which commit, and the answer."""
+        self._asked: tuple[int, Future[Outdated]] | None = None  # after which commit, and the answer
 
     def turn(self) -> None:
         """Look after each commit of this member, and commit once more what has to be."""
