@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from typing import ClassVar
 
@@ -178,6 +179,7 @@ class PartitionState:
     frozen_reason: str | None = None
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def unsplit(cls, parent: PhysicalPartition, topic_id: str) -> PartitionState:
         return cls(
             parent=parent,
