@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from functools import lru_cache
 from hashlib import sha256
 from typing import ClassVar
 
