@@ -439,7 +439,13 @@ SECTIONS = (
         cost=(
             "most of a run over a million records is the same for any number of records: some small "
             "jobs, the plans of the queries, the tables of segments. Beyond that each record is "
-            "hashed, and looked up in the segments of its partition."
+            "hashed, and looked up in the segments of its partition. Of 10.0 s for 5 million records (one "
+            "run after another that warmed the session) the only pass over the records takes 8.2 s; the "
+            "plain job that reads stamps and hashes keys takes 4.7 s in all, the count 3.2 s. Eight small "
+            "jobs take 0.9 s, and 0.9 s lie between the jobs. 30 million records took 41.7 s in another run: "
+            "per record 0.36 of what a million takes. Tried, and kept: to read by Spark's second data source "
+            "interface and a long log by several tasks (the plain jobs read in the same way), and to take "
+            "totals, spans and first numbers from one query."
         ),
     ),
     Section(
