@@ -103,7 +103,6 @@ class Engine(threading.Thread):
         self.settings, self.slots, self.events = settings, slots, events
         self.group, self.metadata, self.reader = group, slots.metadata, clients.reader
         self.executor = executor
-        executor.on_answer = clients.members.on_answer = self._look_at_once
         self._clients = clients
         self._polled_sink = slots.sink
         self._lock = threading.Lock()
@@ -144,6 +143,7 @@ class Engine(threading.Thread):
         self._adopted = -2
         self._chores_at = 0.0
         self._ended = threading.Event()
+        executor.on_answer = clients.members.on_answer = self._look_at_once  # last: one may be at work
 
     # -- calls from other threads ------------------------------------------------------------------
 

@@ -370,7 +370,8 @@ class OperationLog(ClaimedLog):
         if enrolment is None:
             raise self._tail.view.not_enrolled(topic)
         if (obstacle := enrolment.split_obstacle) is not None:
-            raise ConflictError(obstacle, hint="look at: kpsplit status")
+            verb = "unenroll" if enrolment.returning else "enroll"
+            raise ConflictError(obstacle, hint=f"run: kpsplit {verb} {topic}")
 
     def _learn_leaders(self, producer: Producer, deadline: Deadline) -> None:
         """Look for the leaders of the offset log before the fence: at the commit that would be pause."""

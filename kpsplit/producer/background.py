@@ -294,13 +294,12 @@ class TopicTask:
             enrolment = view.enrolments.get(topic)
             if enrolment is None or enrolment.partitioner is not partitioner:
                 del self._producer.refused[topic]
-        for topic in self.transitions.keys() - view.enrolments.keys():  # left before that was settled
-            del self.transitions[topic]
-            self._passed.add(topic)
+        self._passed |= self.transitions.keys() - view.enrolments.keys()  # left before that was settled
         for topic in self._passed & view.enrolments.keys():
             self._passed.discard(topic)
-            self._producer.remove_route(topic)
-            self._producer.unrouted.setdefault(topic, deque())
+            if not isinstance(self._producer.routes.get(topic), TopicRoute):  # one that parts stays
+                self._producer.remove_route(topic)
+                self._producer.unrouted.setdefault(topic, deque())
             self._plain.count()
             self.transitions[topic] = monotonic()
         for route in self._producer.topic_routes():

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.clock import monotonic
+from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience, State
 from kpsplit.consumer.slots.assigned import SlotStart
@@ -237,6 +238,21 @@ def test_a_commit_is_begun_and_answered_at_once_however_long_the_engine_rests(wo
     world.engine.ask(commit)
     assert [part.offset for part in committed.result(lane_samples.PATIENCE)] == [2]
     assert world.group_offsets.commits == [{slot(0).range: 2}]
+
+
+def test_an_executor_may_answer_as_soon_as_the_engine_knows_it(monkeypatch):
+    """It may have a job already when the engine is made."""
+
+    class Eager(BrokerExecutor):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "on_answer":
+                value()
+
+    monkeypatch.setattr("tests.unit.engine_world.BrokerExecutor", Eager)
+    with World() as world:
+        world.subscribe()
+        stable(world, 0)
 
 
 def test_a_hand_over_does_not_wait_for_an_automatic_commit_to_be_repeated(world):

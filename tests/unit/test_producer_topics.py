@@ -361,6 +361,39 @@ def test_a_topic_is_registered_for_what_is_on_its_way_since_before_its_last_enro
     assert answered == ["bills/0"]
 
 
+def test_a_route_that_parts_is_kept_by_the_next_enrolment_whatever_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it holds would never be sent, and its numbers would begin anew."""
+    ground = Ground()
+    background = library(ground, monkeypatch, {"bills": 1})
+    tail: Any = background._feed.following()
+    tail.progress = lambda: 0
+    produce = ground.producing(ground.held.produce, ground.callback)
+    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
+    background._turn()
+    ground.queued = 1
+    tail.view.enrolments["bills"] = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    background._topics.adopt(tail.view)
+    background._turn()
+    ground.state.renew(monotonic() + 1000)
+    produce("bills", b"stamped", b"k")
+    ground.queued = 2
+    route = ground.state.routes["bills"]
+    tail.view.left["bills"] = tail.view.enrolments.pop("bills")
+    background._topics.adopt(tail.view)
+    tail.view.enrolments["bills"] = tail.view.left.pop("bills")
+    background._topics.adopt(tail.view)
+    background._turn()
+    assert ground.state.routes["bills"] is route
+    answered = preparing(background, monkeypatch, "bills")
+    background._turn()
+    assert not answered, "the unstamped record is on its way"
+    ground.queued = 1
+    background._turn()
+    assert answered == ["bills/0"]
+
+
 def test_only_a_record_that_was_written_shows_that_unstamped_ones_before_it_are_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -304,7 +304,7 @@ def test_an_operator_reads_the_enrolment_after_its_claim_and_splits_nothing_that
         assert not reading.read, "what was split in between has to be merged"
         return
     if seen.returning or seen is AGAIN:
-        what = "is being returned|is not enrolled|is being enrolled"
+        what = "is being returned|is not enrolled|is not settled"
         with pytest.raises(KpsplitError, match=what) as caught:
             log._refuse_split(attempt, Deadline(1))
         assert caught.value.changed is False

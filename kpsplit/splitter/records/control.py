@@ -145,7 +145,7 @@ class Enrolment:
         if self.returning:
             return self.change_text
         if not self.settled and self.former_slots is None:
-            return f"topic {self.topic} is being enrolled: not every producer knows that yet"
+            return f"the enrolment of {self.topic} is not settled: a producer may not know of it yet"
         return None
 
     @property
