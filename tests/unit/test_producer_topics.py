@@ -306,22 +306,32 @@ def test_unstamped_records_from_before_a_lapse_hold_up_the_answer_to_prepare(
     assert answered == ["bills/0"]
 
 
-def test_prepare_is_answered_for_an_application_that_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers have what it wrote before the enrolment; librdkafka keeps the reports until somebody polls."""
+BILLS = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+
+
+def with_one_on_its_way(monkeypatch: pytest.MonkeyPatch) -> tuple[Ground, BackgroundThread, Any]:
+    """Return a producer that has sent one record to a topic that is not enrolled, its thread and its tail."""
     ground = Ground()
     background = library(ground, monkeypatch, {"bills": 1})
     tail: Any = background._feed.following()
     tail.progress = lambda: 0
+    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
+    background._turn()
+    ground.queued = 1
+    return ground, background, tail
+
+
+def test_prepare_is_answered_for_an_application_that_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers have what it wrote before the enrolment; librdkafka keeps the reports until somebody polls."""
+    ground, background, tail = with_one_on_its_way(monkeypatch)
 
     def poll(_: float) -> int:
         ground.rdkafka.report(0, offset=0)
         ground.queued = 0
         return 1
 
-    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
-    background._turn()
-    ground.queued, ground.poll = 1, poll
-    tail.view.enrolments["bills"] = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    ground.poll = poll
+    tail.view.enrolments["bills"] = BILLS
     background._topics.adopt(tail.view)
     answered = preparing(background, monkeypatch, "bills")
     background._turn()
@@ -334,15 +344,8 @@ def test_a_topic_is_registered_for_what_is_on_its_way_since_before_its_last_enro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Enrolled, left and enrolled again meanwhile: an operator that is not kept waiting would pass it."""
-    ground = Ground()
-    background = library(ground, monkeypatch, {"bills": 1})
-    tail: Any = background._feed.following()
-    tail.progress = lambda: 0
-    enrolment = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
-    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
-    background._turn()
-    ground.queued = 1
-    tail.view.enrolments["bills"] = enrolment
+    ground, background, tail = with_one_on_its_way(monkeypatch)
+    tail.view.enrolments["bills"] = BILLS
     background._topics.adopt(tail.view)
     background._turn()
     tail.view.left["bills"] = tail.view.enrolments.pop("bills")
@@ -365,15 +368,9 @@ def test_a_route_that_parts_is_kept_by_the_next_enrolment_whatever_is_on_its_way
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it holds would never be sent, and its numbers would begin anew."""
-    ground = Ground()
-    background = library(ground, monkeypatch, {"bills": 1})
-    tail: Any = background._feed.following()
-    tail.progress = lambda: 0
+    ground, background, tail = with_one_on_its_way(monkeypatch)
     produce = ground.producing(ground.held.produce, ground.callback)
-    ground.held.hold_unrouted("bills", ground.content(b"unstamped"), -1)
-    background._turn()
-    ground.queued = 1
-    tail.view.enrolments["bills"] = Enrolment("bills", "id", Partitioner.CONSISTENT_RANDOM, True)
+    tail.view.enrolments["bills"] = BILLS
     background._topics.adopt(tail.view)
     background._turn()
     ground.state.renew(monotonic() + 1000)
