@@ -16,7 +16,8 @@ from confluent_kafka.admin import AclOperation
 from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
-from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, is_one_of, translate, translated
+from kpsplit.kafka.error_map import COORDINATOR_MOVES, RIGHTS_HINT, error_of, is_one_of, translate, translated
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC, LIST_GROUPS
 
 T = TypeVar("T")
@@ -39,14 +40,21 @@ also wait for ever, and questions that follow wait with it: so the client goes w
 def answered(admin: ClusterAdmin, future: Future[Any], what: str, seconds: float) -> Any:
     """Return a coordinator's answer.
 
+    After no answer, and after one of a broker that is not the coordinator (any more), the client is another
+    one: librdkafka (2.16) asks the broker that it once found for as long as that broker is up.
+
     Raises:
-        UnreachableError: none in time; the client is another one from then on. KafkaException: it refused.
+        UnreachableError: no answer in time. KafkaException: the broker refused.
     """
     try:
         return future.result(seconds)
     except TimeoutError:
         admin.renew()
         raise UnreachableError(f"could not {what}: no answer in time") from None
+    except KafkaException as exception:
+        if is_one_of(exception, COORDINATOR_MOVES):
+            admin.renew()
+        raise
 
 
 def at_rest(ask: Callable[[], T], limit: Deadline) -> T:
@@ -76,8 +84,10 @@ def every_group(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
 
     A broker lists the groups of those partitions of ``__consumer_offsets`` that it leads and has read. Of the
     others no answer says a word: those without a leader, those whose new leader has not begun to read, and
-    those that it could not read. So a list counts only if the coordinator of each partition answered before
-    it, and each partition had the same leader before and after.
+    those that it could not read. A new leader answers from what it knows to be committed, for a moment less
+    than its predecessor had committed. So a list counts only if the leader of each partition said before it
+    where the partition ends, which a new one cannot say in that moment (KIP-207), its coordinator answered,
+    and each partition had the same leader before and after.
 
     Raises:
         AuthorizationError: we may not see the leaders, or a group may be hidden from us.
@@ -115,12 +125,16 @@ def _check_none_is_denied(admin: ClusterAdmin) -> None:
 
 
 def _ask_each(admin: ClusterAdmin, partitions: int, limit: Deadline) -> None:
-    """Ask the coordinator of each partition for a group that there is not: one that answers has read it.
+    """Ask the leader of each partition for its end, its coordinator for a group that there is not.
+
+    One that answers both has read the partition, and knows all of it that was committed.
 
     Raises:
         AuthorizationError: brokers leave out of their lists what we may not see.
         UnreachableError: a coordinator did not answer, or has not read its partition.
     """
+    places = [PhysicalPartition(GROUPS_TOPIC, number) for number in range(partitions)]
+    admin.end_offsets(places, seconds=limit.left())
     names = made_up_groups(partitions)
     futures: dict[str, Future[Any]] = (
         admin.client.describe_consumer_groups(names, request_timeout=COORDINATOR_LIMIT_SECONDS)

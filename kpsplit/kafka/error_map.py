@@ -80,11 +80,9 @@ LEADER_MOVES = {
 
 A consumer passes over nothing then: it looks for the leader, and fetches from where it was.
 """
-_NO_COORDINATOR = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
+COORDINATOR_MOVES = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
+"""A group has another coordinator than the broker that was asked, or none: it has to be looked for."""
+_NO_COORDINATOR = COORDINATOR_MOVES | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 _TIMEOUTS = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
@@ -165,7 +163,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     if error is None:
         return KpsplitError(f"could not {what}")
     code = error.code()
-    text = f"could not {what}: {error.str() or error.name()}"
+    text = f"could not {what}: {_reason(error)}"
     if code in _RIGHTS:
         return AuthorizationError(f"could not {what}: missing {_right(code, what)}", hint=RIGHTS_HINT)
     if code in FENCED:
@@ -190,6 +188,12 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         return UsageError(f"could not {what}: no such topic or partition")
     few = code == KafkaError.INVALID_REPLICATION_FACTOR
     return KpsplitError(text, hint=_TOO_FEW_BROKERS if few else None, retriable=error.retriable())
+
+
+def _reason(error: KafkaError) -> str:
+    """Return the client's text; the code's own, where brokers add none ("ConsumerGroupDescribe: ")."""
+    text = error.str().strip()
+    return KafkaError(error.code()).str() if not text or text.endswith(":") else text
 
 
 def _right(code: int, what: str) -> str:

@@ -8,10 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import ElectionType, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 
@@ -154,3 +158,22 @@ def wait_for(condition: Callable[[], Any], why: str, seconds: float = 180.0) -> 
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s for {why}"
         time.sleep(0.02)
+
+
+def move_leader(bootstrap: str, admin: AdminClient, place: PhysicalPartition) -> None:
+    """Have another replica lead a partition; its leader epoch rises."""
+
+    def leader() -> int:
+        topics = admin.list_topics(place.topic, timeout=30).topics
+        return int(topics[place.topic].partitions[place.partition].leader)
+
+    replicas = admin.list_topics(place.topic, timeout=30).topics[place.topic].partitions[place.partition]
+    first, *others = replicas.replicas
+    reassign(Connection({"bootstrap.servers": bootstrap}), {place: [*others, first]}, Deadline(180))
+
+    def moved() -> bool:
+        asked = [TopicPartition(place.topic, place.partition)]
+        admin.elect_leaders(ElectionType.PREFERRED, asked).result(180)
+        return leader() == others[0]
+
+    wait_for(moved, "another leader")

@@ -1,17 +1,22 @@
-"""A partition that moves between members of a classic group: when nobody is on it any more."""
+"""What moves: a partition between members of a classic group, a group between coordinators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.coordinators import every_group, java_hash, partition_of_hash
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.rights import GROUPS_TOPIC
 from tests.broker.committing import SECONDS, Member, await_owned, member
+from tests.broker.consuming import move_leader, wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -52,3 +57,33 @@ def test_a_partition_that_is_still_to_be_released_is_not_free_though_the_group_i
             assert set(described(kept=True).assigned) == set(places)
         old.consumer.subscribe([other])
         polls(lambda: all(described(kept=True).nobody_on(p) for p in places), "the group to be off", old)
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def grouped(request, bootstrap, make_topic) -> Iterator[str]:
+    """A group with a member that owns a partition, since a moment ago."""
+    topic = make_topic()
+    with member(bootstrap, f"g-{topic}", topic, request.param) as one:
+        await_owned([(one, 1)])
+        yield one.group
+
+
+def kept_in(admin: AdminClient, group: str) -> PhysicalPartition:
+    partitions = len(admin.list_topics(GROUPS_TOPIC).topics[GROUPS_TOPIC].partitions)
+    return PhysicalPartition(GROUPS_TOPIC, partition_of_hash(java_hash(group), partitions))
+
+
+def test_a_group_is_described_by_its_new_coordinator(bootstrap, admin, grouped):
+    """The old one is up; librdkafka would ask it for ever."""
+    asking = ClusterAdmin(Connection({"bootstrap.servers": bootstrap}))
+    before = describe_members(asking, grouped)
+    move_leader(bootstrap, admin, kept_in(admin, grouped))
+    wait_for(lambda: describe_members(asking, grouped) == before, "the members of the group")
+
+
+def test_a_group_is_listed_with_its_members_by_a_coordinator_that_has_just_begun(bootstrap, admin, grouped):
+    """It answers from what it knows to be committed: for a moment a group that has just begun is empty."""
+    asking = ClusterAdmin(Connection({"bootstrap.servers": bootstrap}))
+    move_leader(bootstrap, admin, kept_in(admin, grouped))
+    (listed,) = (g for g in every_group(asking, Deadline(SECONDS)) if g.group_id == grouped)
+    assert listed.state is ConsumerGroupState.STABLE

@@ -2235,4 +2235,25 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_producer_topics.py"
         "::test_a_route_that_parts_is_kept_by_the_next_enrolment_whatever_is_on_its_way",
     ),
+    (
+        "ask a group's old coordinator for ever",
+        "kafka.coordinators",
+        "        if is_one_of(exception, COORDINATOR_MOVES):\n            admin.renew()\n",
+        "",
+        "unit/test_group_positions.py::test_a_group_is_not_asked_for_at_its_old_coordinator_again",
+    ),
+    (
+        "give no reason where brokers give none",
+        "kafka.error_map",
+        'return KafkaError(error.code()).str() if not text or text.endswith(":") else text',
+        "return text",
+        "unit/test_group_positions.py::test_an_old_coordinator_is_named_as_such",
+    ),
+    (
+        "list groups by a leader that does not know what is committed",
+        "kafka.coordinators",
+        "    admin.end_offsets(places, seconds=limit.left())\n",
+        "",
+        "unit/test_group_positions.py::test_a_list_counts_only_if_leaders_know_what_is_committed",
+    ),
 ]

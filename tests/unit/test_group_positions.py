@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
@@ -33,6 +33,7 @@ from kpsplit.errors import AuthorizationError, KpsplitError, UnknownOutcomeError
 from kpsplit.kafka import coordinators, groups
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.coordinators import java_hash, made_up_groups, partition_of_hash
+from kpsplit.kafka.error_map import translate
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -132,11 +133,33 @@ class Coordinators:
         return {name: refused(error) for name in names}
 
 
+class OldCoordinator:
+    """A broker that coordinates the group no more, though the client goes on asking it.
+
+    ``moved``: a client asks the new one, which says that there is no group.
+    """
+
+    moved = False
+
+    @property
+    def client(self) -> OldCoordinator:
+        return self
+
+    def renew(self) -> None:
+        self.moved = True
+
+    def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
+        moved = KafkaError(KafkaError.NOT_COORDINATOR, "ConsumerGroupDescribe: ")
+        answer = refused(KafkaError(KafkaError.GROUP_ID_NOT_FOUND) if self.moved else moved)
+        return dict.fromkeys(names, answer)
+
+
 @dataclass
 class OneThatDoesNotCoordinate:
     """Brokers that coordinate three partitions of the groups, but one only after so many questions.
 
     Until then its group is on no list, and no error says so. ``asked``: groups that are made up, at a time.
+    ``behind``: so many times its leader does not know yet what is committed, and cannot say where it ends.
     """
 
     partition: int
@@ -144,6 +167,7 @@ class OneThatDoesNotCoordinate:
     refusal: int = KafkaError.NOT_COORDINATOR
     asked: list[list[str]] = field(default_factory=list)
     allowed: tuple[AclOperation, ...] = (AclOperation.DESCRIBE,)
+    behind: int = 0
 
     @property
     def client(self) -> OneThatDoesNotCoordinate:
@@ -162,6 +186,16 @@ class OneThatDoesNotCoordinate:
 
     def known(self, _topic: str, _deadline: Deadline) -> TopicFacts:
         return TopicFacts(GROUPS_TOPIC, "id", (PartitionFacts(0, (0,), (0,)),) * 3)
+
+    def renew(self) -> None:
+        pass
+
+    def end_offsets(self, places: list[PhysicalPartition], seconds: float) -> dict[PhysicalPartition, int]:
+        assert len(places) == 3
+        self.behind -= 1
+        if self.behind >= 0:
+            raise translate(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE), "read the end")
+        return dict.fromkeys(places, 0)
 
     def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
         self.asked.append(names)
@@ -237,7 +271,12 @@ def test_a_coordinator_that_reads_its_log_is_asked_again(
     answers()
     loading = Coordinators(loads=3)
     monkeypatch.setattr(coordinators, "_leaders", lambda _, __: [0])
-    admin = SimpleNamespace(client=loading, connection=ADMIN.connection, answer=lambda found, _: found)
+    admin = SimpleNamespace(
+        client=loading,
+        connection=ADMIN.connection,
+        answer=lambda found, _: found,
+        end_offsets=lambda places, seconds: {},
+    )
     question(admin, Deadline(30))
     assert loading.loads < 0, "it was not asked until the log was read"
 
@@ -267,6 +306,24 @@ def test_a_coordinator_that_reads_its_log_all_along_is_not_taken_for_one_that_is
     with pytest.raises(UnreachableError, match="oad in progress"):
         groups.describe_members(brokers, "billing", 1.35)
     assert not brokers.renewed
+
+
+def test_a_group_is_not_asked_for_at_its_old_coordinator_again() -> None:
+    assert not groups.describe_members(cast(Any, OldCoordinator()), "billing").active
+
+
+def test_an_old_coordinator_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer has no text of its own."""
+    monkeypatch.setattr(OldCoordinator, "renew", lambda _: None)
+    with pytest.raises(UnreachableError, match="could not describe group billing: Broker: Not coordinator"):
+        groups.describe_members(cast(Any, OldCoordinator()), "billing", 0.2)
+
+
+def test_a_list_counts_only_if_leaders_know_what_is_committed(answers: Answers) -> None:
+    answers()
+    brokers: Any = OneThatDoesNotCoordinate(partition=1, silent_for=0, behind=2)
+    assert set(groups.committed_positions(brokers, Deadline(30))) == {"seen", "hidden"}
+    assert brokers.behind < 0, "a leader that does not know it yet was taken at its word"
 
 
 def test_a_group_whose_coordinator_has_not_read_its_partition_is_waited_for(answers: Answers) -> None:
