@@ -73,6 +73,8 @@ class Coordinator:
     # the client
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., Any]) -> None:
+        if not topics:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG))  # as librdkafka does
         self.topics, self._callbacks = topics, callbacks
 
     def unsubscribe(self) -> None:

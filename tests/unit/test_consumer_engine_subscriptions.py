@@ -11,7 +11,7 @@ from kpsplit.errors import UsageError
 from kpsplit.splitter.group_slots import Mode, Subscribed, group_topics, resolve, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, SlotDivision
-from tests.unit.engine_world import World
+from tests.unit.engine_world import World, record, slot
 
 
 def enrolment(*, settled, slots):
@@ -92,3 +92,24 @@ def test_names_are_resolved_again_only_when_the_view_has_changed(monkeypatch):
         assert len(resolved) == looks
         world.metadata.position += 1
         world.until(lambda: len(resolved) == looks + 1, "a look at the changed view")
+
+
+def test_a_pattern_that_means_no_topic_any_more_ends_the_membership_until_it_means_one() -> None:
+    """The client refuses to subscribe to nothing, and would keep slots that nobody reads."""
+    with World() as world:
+        listed = frozenset({"orders"})
+        world.engine.subscribing.topics.listed = lambda: listed  # type: ignore[method-assign]
+        world.engine.call(lambda: world.engine.subscribing.subscribe(["^orders"]))
+        world.until(lambda: world.coordinator.topics, "the subscription")
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+        world.reader.write(record(0))
+        world.take(1)
+        listed = frozenset()
+        world.polls(lambda: not world.coordinator.held(), "the slot to be let go")
+        assert world.group_offsets.commits == [{slot(0).range: 1}]
+        assert world.coordinator.left == 1 and not world.coordinator.topics
+        listed = frozenset({"orders"})
+        world.polls(lambda: world.coordinator.topics, "the group to be joined again")
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "the slot once more")

@@ -470,12 +470,12 @@ class Subscribing:
     def _may_change(self, wanted: frozenset[str]) -> bool:
         """Return whether the group's topics may be changed to these now; slots are read on until then.
 
-        Where brokers keep the client from knowing them (a right is missing) the group is left: a client that
-        joins anew hears what is wrong.
+        The group is left where brokers keep the client from knowing them (a right is missing): one that joins
+        anew hears what is wrong. And where there are none: a client refuses to subscribe to nothing.
         """
         if not self._membership.topics:
             return self._membership.out(by_hand=False)
-        known = self.topics.known(wanted - self._membership.topics)
+        known = bool(wanted) and self.topics.known(wanted - self._membership.topics)
         if known is False:
             self._membership.leave_group()
         return known is True
