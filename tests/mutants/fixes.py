@@ -2264,4 +2264,12 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_engine_subscriptions.py"
         "::test_a_pattern_that_means_no_topic_any_more_ends_the_membership_until_it_means_one",
     ),
+    (
+        "look slots up no more after an internal error",
+        "consumer.slots.initializer",
+        "        except Exception as error:  # noqa: BLE001 - whatever ended the look-up, there is another one\n",
+        "        except (KpsplitError, KafkaException) as error:\n",
+        "unit/test_consumer_engine_edges.py"
+        "::test_slots_whose_look_up_is_ended_by_an_internal_error_are_looked_up_again",
+    ),
 ]

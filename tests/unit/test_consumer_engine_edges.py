@@ -47,6 +47,21 @@ def test_slots_that_arrive_are_looked_up_told_and_read(world):
     assert world.stats()["rebalances"] == 1
 
 
+def test_slots_whose_look_up_is_ended_by_an_internal_error_are_looked_up_again(world):
+    """What ended it may pass: the process could start no thread, or had no memory."""
+    real, errors = world.group_offsets.starts, [RuntimeError("can't start new thread")]
+
+    def starts(wanted, me):
+        if errors:
+            raise errors.pop()
+        return real(wanted, me)
+
+    world.group_offsets.starts = starts
+    world.coordinator.give(0)
+    (event,) = world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    assert "internal error: RuntimeError" in event.error().str()
+
+
 def test_more_slots_of_a_partition_that_the_application_knows_come_without_a_word(world):
     stable(world, 0)
     stable(world, 1)

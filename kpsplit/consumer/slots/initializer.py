@@ -115,7 +115,7 @@ class SlotInitializer:
         waiting = {id(h) for h in self._slots.still(self._asked) if h.stage is SlotStage.ASKED}
         try:
             found = answer.result()
-        except (KpsplitError, KafkaException) as error:
+        except Exception as error:  # noqa: BLE001 - whatever ended the look-up, there is another one
             self._failed(error, [h for h in self._asked if id(h) in waiting])
             return
         asked = zip(self._asked, found, strict=True)
@@ -162,7 +162,8 @@ class SlotInitializer:
             return
         known = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
         if self._events.notice(known):
-            log.warning("kpsplit: slots cannot be started: %s", error)
+            internal = not isinstance(error, (KpsplitError, KafkaException))
+            log.warning("kpsplit: slots cannot be started: %s", error, exc_info=error if internal else None)
             # What passes by itself is for error_cb, as with the original; the rest is an event of poll().
             report = self._events.warn if known.retriable else self._events.tell
             report(kafka_error(error))
