@@ -158,12 +158,13 @@ class ConsumerSession:
         raised: Exception | None = None
         self._buffer.processed()
         self.engine.close()
-        deadline = Deadline(CLOSE_SECONDS)
-        while not self.engine.ended(SERVE_SECONDS) and deadline.left() > 0:
+        deadline, more = Deadline(CLOSE_SECONDS), True
+        while more and deadline.left() > 0:
+            more = not self.engine.ended(SERVE_SECONDS)
             try:
-                self._events.serve()
+                self._events.serve()  # also what the engine reported last
             except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
-                raised = raised or error
+                raised, more = raised or error, True
         return raised
 
     def look_up(self, job: Callable[[], T], seconds: float) -> T:

@@ -2272,4 +2272,20 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_consumer_engine_edges.py"
         "::test_slots_whose_look_up_is_ended_by_an_internal_error_are_looked_up_again",
     ),
+    (
+        "end a consumer without what the engine reports last",
+        "consumer.session",
+        "            more = not self.engine.ended(SERVE_SECONDS)\n",
+        "            if self.engine.ended(SERVE_SECONDS):\n                break\n",
+        "unit/test_consumer_engine_edges.py"
+        "::test_what_is_reported_while_a_consumer_ends_reaches_the_application",
+    ),
+    (
+        "have a commit of nothing wait for a turn",
+        "consumer.commit.committer",
+        "        if not cursors and self.idle():",
+        "        if False:",
+        "unit/test_consumer_engine_edges.py"
+        "::test_a_commit_that_is_asked_for_while_the_clients_are_closed_has_nothing_to_commit",
+    ),
 ]

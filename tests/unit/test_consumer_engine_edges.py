@@ -13,6 +13,7 @@ from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience, State
+from kpsplit.consumer.session import ConsumerSession
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
 from kpsplit.splitter.reading import Cursor
@@ -622,3 +623,43 @@ def test_a_hand_over_does_not_wait_for_commits_that_fail_all_the_time(world):
     assert world.group_offsets.begun == 3
     assert world.count("left_group") == 0
     world.group_offsets.failures.clear()
+
+
+def test_what_is_reported_while_a_consumer_ends_reaches_the_application():
+    """on_commit for the last commit, as with the original; the engine may end before the next look."""
+    told = []
+    with World(on_commit=lambda error, parts: told.append((error, [p.offset for p in parts]))) as world:
+        world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC]))
+        world.until(lambda: world.coordinator.topics, "the subscription")
+        stable(world, 0)
+        handed_out(world, 3)
+        session = object.__new__(ConsumerSession)
+        session._events, session._buffer, session.engine = world.events, world.buffer, world.engine
+        assert session.close() is None
+        assert told == [(None, [3])]
+
+
+def test_a_commit_that_is_asked_for_while_the_clients_are_closed_has_nothing_to_commit(world):
+    """By another thread, or by a callback that runs when the engine has ended: nobody would answer it."""
+    stable(world, 0)
+    closing, go_on, answers = threading.Event(), threading.Event(), []
+
+    def close():
+        closing.set()
+        go_on.wait(10)
+
+    def commit():
+        answers.append(Future())
+        world.calls.commit(world.calls.chosen(None, None, world.buffer.mark()), answers[-1])
+
+    world.coordinator.close = close
+    world.engine.close()
+    world.polls(closing.is_set, "the clients to be closed")
+    world.engine.ask(commit)
+    go_on.set()
+    assert world.engine.ended(10)
+    world.engine.ask(commit)
+    for answer in answers:
+        with pytest.raises(KafkaException) as refused:
+            answer.result(1)
+        assert refused.value.args[0].code() == KafkaError._NO_OFFSET

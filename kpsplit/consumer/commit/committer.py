@@ -1,8 +1,7 @@
 """Commits of a member: when, of what, what is sent, who gets the answer; the repair of ordinary offsets.
 
-Enrolled partitions are committed in a transaction, and the changelog of their state in the same one. Topics
-that are not enrolled are committed in the ordinary way, and the changelog is acknowledged before that. While
-a commit carries outputs everything is one transaction.
+Enrolled partitions are committed in a transaction, with the changelog of their state. Topics that are not
+enrolled: in the ordinary way, after the changelog. While a commit carries outputs all is one transaction.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ class Committer:
     """Commits of a member, one at a time. Owned by the engine's thread.
 
     Args:
-        settings: ``run()`` uses others while it is under way.
-        slots: what is committed. group: ordinary commits, and who this member is.
-        executor: runs transactions. events: calls on_commit.
+        settings: ``run()`` uses others while it is under way. slots: what is committed.
+        group: ordinary commits, and who this member is. executor: runs transactions. events: calls on_commit.
     """
 
     def __init__(
@@ -164,7 +162,11 @@ class Committer:
             for h in held
         }
         times = {h.slot: When(h.epoch, h.moves) for h in held}
-        self._asked.append(Asked({**cursors, **further}, times, future))
+        asked = Asked({**cursors, **further}, times, future)
+        if not cursors and self.idle():  # nothing to commit, nor to wait for: there may be no turn any more
+            _refuse([asked], KafkaError(KafkaError._NO_OFFSET))
+        else:
+            self._asked.append(asked)
 
     def may_be_committed(self, assigned: AssignedSlot) -> list[tuple[Cursor, ...]]:
         """Return what the group may have of a slot, in order."""
@@ -424,8 +426,7 @@ class LagOffsetRepair:
     """Corrects what a member wrote of the group's ordinary offsets while others committed at the same time.
 
     The range commits are right in any case; the ordinary offsets are what lag tools show (``commit.writes``).
-    Owned by the engine's thread; the log is read in the executor's thread.
-    Nothing is done where commits carry outputs or state: those would have to be written a second time.
+    Not where commits carry outputs or state, to be written a second time. Owned by the engine's thread.
     """
 
     def __init__(
@@ -450,8 +451,7 @@ class LagOffsetRepair:
             begun, answer = self._asked
             if answer.done():
                 self._asked = None
-                # A commit that was begun since may have gone further, also one that failed: its outcome may
-                # be unknown.
+                # One that was begun since may have gone further, also if it failed: its outcome may be open.
                 if begun == self._committer.begun and self._committer.idle():
                     self._take(answer)
         elif self._looks and monotonic() >= self._at and self._committer.idle():
