@@ -229,6 +229,23 @@ def test_slots_that_the_client_has_not_let_go_when_their_topic_comes_back_are_he
         assert not len(world.slots)
 
 
+def test_a_slot_that_is_named_for_another_member_is_not_held_again_when_its_topic_comes_back() -> None:
+    """By the coordinator it is the other member's: only a later answer of it says otherwise."""
+    with World() as world:
+        world.subscribe()
+        world.coordinator.give(0, 1)
+        world.polls(lambda: {slot(0), slot(1)} <= world.reader.owned.keys(), "its slots")
+        world.engine.call(lambda: world.slots.withdraw([world.slots[slot(0)]]))
+        world.engine.call(lambda: world.engine.subscribing.subscribe(["payments"]))
+        world.polls(lambda: world.coordinator.topics == ["payments"], "the other subscription")
+        world.engine.call(lambda: world.engine.subscribing.subscribe([TOPIC, "payments"]))
+        world.polls(lambda: slot(1) in world.reader.owned, "the other slot once more")
+        pass_turns(world, 5)
+        assert world.reader.owned.keys() == {slot(1)} and world.slots[slot(0)].gone
+        world.engine.call(lambda: world.slots.read_again([world.slots[slot(0)]]))
+        world.polls(lambda: slot(0) in world.reader.owned, "the slot, which is this member's after all")
+
+
 def pass_turns(world: World, count: int) -> None:
     """Let the engine turn, while the application polls."""
     turns = turns_of(world)

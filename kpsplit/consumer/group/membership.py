@@ -165,12 +165,9 @@ class Membership:
     def hand_over_all_but(self, topics: frozenset[str]) -> bool:
         """Hand over the slots that other topics stand for, before the subscription changes; were there any?
 
-        When it has changed, librdkafka takes them away in the middle of a join as well, and learns of no
-        generation meanwhile: their commit would be refused.
+        When it has changed, librdkafka takes them away inside a join too, without a generation to commit by.
         """
-        leaving = [h for h in self._slots if h.place.topic not in topics and not h.by_hand]
-        self._let_go_of(leaving)
-        return bool(leaving)
+        return self._let_go_of([h for h in self._slots if h.place.topic not in topics and not h.by_hand])
 
     def take_back(self, topics: frozenset[str]) -> None:
         """Hold again what was handed over for another subscription, where its topics are wanted once more.
@@ -210,15 +207,17 @@ class Membership:
         """
         modes = {t.group_topic: t.mode for t in topics}
         self._slots.share(modes)
-        whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand and not h.gone]
+        whole = [h for h in self._slots if h.mode is Mode.WHOLE and not h.by_hand]
         over = [h for h in whole if modes.get(h.place.topic, h.mode) is not h.mode]
         sink = self._slots.sink
         self._let_go_of([h for h in over if not h.in_sink or sink.level(h.slot)])
 
-    def _let_go_of(self, leaving: list[AssignedSlot]) -> None:
-        """Hand over slots that the coordinator does not take away."""
-        self._let_go.update(h.place for h in leaving)
-        self.hand_over(leaving)
+    def _let_go_of(self, leaving: list[AssignedSlot]) -> bool:
+        """Hand over slots that the coordinator takes not away, nor names for others; were there any?"""
+        ours = [h for h in leaving if not h.gone]
+        self._let_go.update(h.place for h in ours)
+        self.hand_over(ours)
+        return bool(ours)
 
     def slot_at(self, place: PhysicalPartition) -> OwnedSlot | None:
         """Return the slot that stands at a partition of the group's topics, None for other topics."""
