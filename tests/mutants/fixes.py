@@ -2256,4 +2256,18 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "",
         "unit/test_group_positions.py::test_a_list_counts_only_if_leaders_know_what_is_committed",
     ),
+    (
+        "ask any broker where one is to be asked",
+        "kafka.following",
+        "            client.describe_configs([asked], request_timeout=seconds)[asked].result(seconds)\n",
+        "            pass\n",
+        "unit/test_absence.py::test_what_counts_as_a_brokers_answer_is_its_own",
+    ),
+    (
+        "take what another broker answers for the answer of the one that was asked",
+        "kafka.following",
+        "        if found.orig_broker_id != self._broker:",
+        "        if False:",
+        "unit/test_kafka_served.py::test_what_another_broker_answers_is_no_answer",
+    ),
 ]
