@@ -2270,4 +2270,18 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        if False:",
         "unit/test_kafka_served.py::test_what_another_broker_answers_is_no_answer",
     ),
+    (
+        "leave kafka-python's threads where it found no broker",
+        "kafka.kafka_python",
+        "            one.close()\n",
+        "            pass\n",
+        "unit/test_kafka_python_settings.py::test_a_question_that_failed_leaves_no_thread_and_no_selector",
+    ),
+    (
+        "leave kafka-python's threads where nobody answers",
+        "kafka.kafka_python",
+        "        in_thread(end, client_id)",
+        "        pass",
+        "unit/test_kafka_python_settings.py::test_a_question_that_failed_leaves_no_thread_and_no_selector",
+    ),
 ]
