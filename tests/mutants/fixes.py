@@ -322,11 +322,11 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_producer_topics.py",
     ),
     (
-        "keep the client of the registration that failed for good",
-        "producer.lease",
+        "keep a writer's client that failed for good",
+        "kafka.producers_log",
         "            if failed_for_good(raised):\n",
         "            if False:\n",
-        "unit/test_producer_closing.py",
+        "unit/test_kafka_acknowledged.py::test_a_client_that_failed_for_good_is_replaced_for_the_next_write",
     ),
     (
         "replace the writer of the changelog although it may still write",
