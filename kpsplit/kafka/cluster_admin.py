@@ -149,9 +149,10 @@ LAG_SECONDS = 1.5
 class Absence:
     """Decides whether a topic that a broker does not know is gone. Not thread safe.
 
-    Admin clients ask any broker that answers. That may be a stale one for as long as the others are frozen or
-    cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS`` nothing but "no such
-    topic" was answered, and then most brokers, each asked by itself, do not know it and none knows it.
+    Admin clients ask one broker, and another when it is away. That may be a stale one for as long as the
+    others are frozen or cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS``
+    nothing but "no such topic" was answered, and then most brokers, each asked by itself, do not know it and
+    none knows it.
     Where *every* broker says so, ``ClusterAdmin.certain`` needs ``LAG_SECONDS`` only.
     """
 

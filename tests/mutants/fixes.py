@@ -2284,4 +2284,28 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        pass",
         "unit/test_kafka_python_settings.py::test_a_question_that_failed_leaves_no_thread_and_no_selector",
     ),
+    (
+        "wait 5 minutes for a broker that is gone",
+        "kafka.connection",
+        "AdminClient({**LOOK_AGAIN, **calm,",
+        "AdminClient({**calm,",
+        "unit/test_kafka_shared_admin.py"
+        "::test_it_looks_which_brokers_there_are_soon_and_remembers_topics_for_as_long_as_by_default",
+    ),
+    (
+        "take the time that is asked for as an offset",
+        "consumer.broker_executor",
+        "            if part.error is None and part.offset >= 0:\n",
+        "            if part.offset >= 0:\n",
+        "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
+    ),
+    (
+        "say of a log without a leader that nothing in it is young",
+        "consumer.broker_executor",
+        "            if part.error is not None and part.error.code() not in _NOT_THERE:\n"
+        "                raise KafkaException(part.error)\n"
+        "            if part.error is None",
+        "            if part.error is None",
+        "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
+    ),
 ]
