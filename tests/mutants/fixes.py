@@ -322,11 +322,11 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "unit/test_producer_topics.py",
     ),
     (
-        "keep the client of the registration that failed for good",
-        "producer.lease",
+        "keep a writer's client that failed for good",
+        "kafka.producers_log",
         "            if failed_for_good(raised):\n",
         "            if False:\n",
-        "unit/test_producer_closing.py",
+        "unit/test_kafka_acknowledged.py::test_a_client_that_failed_for_good_is_replaced_for_the_next_write",
     ),
     (
         "replace the writer of the changelog although it may still write",
@@ -2255,5 +2255,57 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "    admin.end_offsets(places, seconds=limit.left())\n",
         "",
         "unit/test_group_positions.py::test_a_list_counts_only_if_leaders_know_what_is_committed",
+    ),
+    (
+        "ask any broker where one is to be asked",
+        "kafka.following",
+        "            client.describe_configs([asked], request_timeout=seconds)[asked].result(seconds)\n",
+        "            pass\n",
+        "unit/test_absence.py::test_what_counts_as_a_brokers_answer_is_its_own",
+    ),
+    (
+        "take what another broker answers for the answer of the one that was asked",
+        "kafka.following",
+        "        if found.orig_broker_id != self._broker:",
+        "        if False:",
+        "unit/test_kafka_served.py::test_what_another_broker_answers_is_no_answer",
+    ),
+    (
+        "leave kafka-python's threads where it found no broker",
+        "kafka.kafka_python",
+        "            one.close()\n",
+        "            pass\n",
+        "unit/test_kafka_python_settings.py::test_a_question_that_failed_leaves_no_thread_and_no_selector",
+    ),
+    (
+        "leave kafka-python's threads where nobody answers",
+        "kafka.kafka_python",
+        "        in_thread(end, client_id)",
+        "        pass",
+        "unit/test_kafka_python_settings.py::test_a_question_that_failed_leaves_no_thread_and_no_selector",
+    ),
+    (
+        "wait 5 minutes for a broker that is gone",
+        "kafka.connection",
+        "AdminClient({**LOOK_AGAIN, **calm,",
+        "AdminClient({**calm,",
+        "unit/test_kafka_shared_admin.py"
+        "::test_it_looks_which_brokers_there_are_soon_and_remembers_topics_for_as_long_as_by_default",
+    ),
+    (
+        "take the time that is asked for as an offset",
+        "consumer.broker_executor",
+        "            if part.error is None and part.offset >= 0:\n",
+        "            if part.offset >= 0:\n",
+        "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
+    ),
+    (
+        "say of a log without a leader that nothing in it is young",
+        "consumer.broker_executor",
+        "            if part.error is not None and part.error.code() not in _NOT_THERE:\n"
+        "                raise KafkaException(part.error)\n"
+        "            if part.error is None",
+        "            if part.error is None",
+        "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
     ),
 ]
