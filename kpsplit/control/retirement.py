@@ -126,7 +126,7 @@ class Retirement:
         for subtopic in candidates:
             topic = there[subtopic.name]
             reason = None if topic is None else self._foreign(state, subtopic, topic)
-            if topic is not None and reason is None:
+            if reason is None:
                 reason = self._readers(state, subtopic, force, groups)
                 undrained += [] if reason is None else [subtopic.name]
             if reason is not None:
@@ -169,8 +169,13 @@ class Retirement:
     def _readers(
         self, state: PartitionState, subtopic: SubTopic, force: bool, groups: Callable[[], _Groups]
     ) -> str | None:
-        """Return which group has not drained a sub-topic; ``groups`` looks, where it has to be known."""
-        if subtopic.state is SubTopicState.RETIRED or not held_segments(state, subtopic.name):
+        """Return which group has not drained a sub-topic; ``groups`` looks, where it has to be known.
+
+        None has one to drain that is gone. Brokers forget a group's offsets with the topic, so each group
+        would seem to stand before it for good.
+        """
+        there = subtopic.state is not SubTopicState.RETIRED and subtopic.name not in self._gone
+        if not there or not held_segments(state, subtopic.name):
             return None
         left = self._undrained(state, subtopic, groups)
         if left and force:

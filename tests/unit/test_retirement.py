@@ -214,6 +214,17 @@ def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch:
     assert (scene.done, scene.there, scene.state, scene.claims) == (["Keep"], True, MERGED, 1)
 
 
+def test_a_sub_topic_that_is_gone_is_retired_as_planned_whatever_groups_have_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers forget a group's offsets with the topic: nobody seems to have drained it, ever."""
+    scene = Scene(monkeypatch)
+    scene.there, scene.seen = False, [[MOVED_BACK]]
+    assert scene.retirement.plan(force=False, deadline=Deadline(10)).going == (NAME,)
+    assert scene.run() == [NAME]
+    assert scene.done == ["Retire", "Delete"]
+
+
 def test_each_look_is_at_the_slots_that_the_topic_has_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be changed while a claim waits for its turn."""
     asked: list[set[str]] = []
