@@ -54,7 +54,7 @@ def test_groups_that_are_forgotten_stay_so_when_the_next_one_is_refused(
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_sub_topic_that_is_recorded_as_retired_and_not_deleted_is_a_change(
-    monkeypatch: pytest.MonkeyPatch, recorded: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorded: bool
 ) -> None:
     def retires(*_: Any, observer: Any, **__: Any) -> list[str]:
         if recorded:
@@ -64,6 +64,7 @@ def test_a_sub_topic_that_is_recorded_as_retired_and_not_deleted_is_a_change(
 
     error = error_of(monkeypatch, SimpleNamespace(retire=retires), retire.command, "orders/3")
     assert error.changed is recorded
+    assert capsys.readouterr().out == "orders/3: nothing was deleted\n"
 
 
 @pytest.mark.parametrize(
