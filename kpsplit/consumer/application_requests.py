@@ -464,9 +464,7 @@ class OffsetQueries:
 
     def at_times(self, lineage: Lineage, milliseconds: int, seconds: float) -> int:
         """Return the least logical offset of records that are not older; OFFSET_END if there is none."""
-        asked = [TopicPartition(s.topic, s.partition, milliseconds) for s in lineage.sources()]
-        answers = self._query_client.client.offsets_for_times(asked, timeout=seconds)
-        offsets = {PhysicalPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
+        offsets = self._query_client.first_at(lineage.sources(), milliseconds, seconds)
         return min(_first_numbers(lineage, offsets), default=OFFSET_END)
 
 

@@ -6,7 +6,7 @@ import itertools
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Generic, TypeVar
@@ -104,6 +104,9 @@ _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, K
 CONNECT_SECONDS = 0.5
 """Closing a consumer may wait for it."""
 
+LOOK_MS = 1000
+"""As ``LOOK_AGAIN``. Topics are remembered three times as long: of one whose leader is gone too."""
+
 
 class QueryClient:
     """A client for questions about the cluster and the group's ordinary offsets; it never joins the group.
@@ -129,6 +132,7 @@ class QueryClient:
                     group_id=self._group,
                     group_instance_id=f"kpsplit-nobody-{secrets.token_hex(8)}",
                     enable_auto_commit=False,
+                    topic_metadata_refresh_interval_ms=LOOK_MS,
                 )
             return self._client
 
@@ -177,6 +181,26 @@ class QueryClient:
                 raise KafkaException(part.error)
             if part.offset >= 0:
                 found[PhysicalPartition(part.topic, part.partition)] = part
+        return found
+
+    def first_at(
+        self, places: Iterable[PhysicalPartition], milliseconds: int, seconds: float
+    ) -> dict[PhysicalPartition, int]:
+        """Return the first offset of each log whose record is that young; logs without one are left out.
+
+        So are logs that are not there. Where librdkafka (2.16) knows no leader it says so of that partition
+        alone, and leaves the time where the offset is to stand.
+
+        Raises:
+            KafkaException: a leader could not be asked, or refused.
+        """
+        wanted = [TopicPartition(p.topic, p.partition, milliseconds) for p in places]
+        found: dict[PhysicalPartition, int] = {}
+        for part in self.client.offsets_for_times(wanted, timeout=seconds):
+            if part.error is not None and part.error.code() not in _NOT_THERE:
+                raise KafkaException(part.error)
+            if part.error is None and part.offset >= 0:
+                found[PhysicalPartition(part.topic, part.partition)] = part.offset
         return found
 
     def close(self) -> None:

@@ -81,6 +81,7 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
         raise UsageError(
             f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
         )
+    settings_to_write(ControlView(), lease_ms)  # out of bounds, it is refused before anything is created
     created = create_own_topics(session.admin, offsets_partitions, deadline)
     with after_a_change(AGAIN, done=bool(created)):
         settings = _settings_after_a_lease(session, lease_ms, deadline)
@@ -194,6 +195,8 @@ class Enroller:
         self._records = EnrolmentRecords(session.enrolments, observer)
         self._slots_topics = slots_topics
         self._observe = observer
+        self._made_slots = False
+        """Whether a slots topic was created, or has grown."""
 
     def enrol(
         self,
@@ -217,9 +220,10 @@ class Enroller:
         if change is not None:
             self._refuse_unchangeable(change, deadline)
         enrolment = self._settled(topic, partitioner, known, slots, deadline, before)
-        if change is not None:
-            enrolment = self._change(topic, enrolment, change, deadline)
-        return self._finish(enrolment, deadline)
+        with after_a_change(done=self._made_slots):
+            if change is not None:
+                enrolment = self._change(topic, enrolment, change, deadline)
+            return self._finish(enrolment, deadline)
 
     def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
         """Settle an enrolment that was broken off."""
@@ -247,10 +251,11 @@ class Enroller:
         if known is not None and complete:
             return known
         if known != begun:
-            if known is None and before is not None:
-                self._write_over(before, begun, deadline)
-            else:
-                self._write("Enrol", known, begun, deadline)
+            with after_a_change(done=self._made_slots):
+                if known is None and before is not None:
+                    self._write_over(before, begun, deadline)
+                else:
+                    self._write("Enrol", known, begun, deadline)
         with after_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(begun, settled=True), deadline)
 
@@ -258,6 +263,7 @@ class Enroller:
         started = monotonic()
         division = enrolment.divisions[-1]
         if self._slots_topics.ensure(topic, division, recorded, deadline):
+            self._made_slots = True
             detail = f"{division.slots} per partition, in {division.topic}"
             self._observe(StepDone("Slots", monotonic() - started, detail))
 
@@ -302,7 +308,8 @@ class Enroller:
     ) -> Enrolment:
         """Have groups share a topic by another number of slots; return its settled enrolment."""
         self._ensure(topic, change, recorded=False, deadline=deadline)
-        self._write("Change", known, change, deadline)
+        with after_a_change(done=self._made_slots):
+            self._write("Change", known, change, deadline)
         with after_a_change(_UNSETTLED.format(topic.name)):
             return self._settle(replace(change, settled=True), deadline)
 

@@ -266,7 +266,8 @@ class SlotsTopics:
         if count < wanted:
             self._grow(name, wanted, deadline)
         if created or count < wanted:
-            await_served(admin, {name: wanted}, deadline)
+            with after_a_change():
+                await_served(admin, {name: wanted}, deadline)
         return created or count < wanted
 
     def _checked(self, name: str, wanted: int, replication: int, may_grow: int | None) -> int:
@@ -289,9 +290,10 @@ class SlotsTopics:
 
     def _grow(self, name: str, partitions: int, deadline: Deadline) -> None:
         self._admin.add_partitions(name, partitions, answer_within(deadline))
-        while self._admin.topics().get(name, 0) < partitions:
-            deadline.check(f"topic {name} to have {partitions} partitions")
-            time.sleep(_PAUSE)
+        with after_a_change():
+            while self._admin.topics().get(name, 0) < partitions:
+                deadline.check(f"topic {name} to have {partitions} partitions")
+                time.sleep(_PAUSE)
 
 
 class GrowingSlots:

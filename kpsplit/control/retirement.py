@@ -7,7 +7,7 @@ recorded and not deleted the next ``retire`` deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -109,7 +109,7 @@ class Retirement:
         for name, reason in found.kept.items():
             self._keep(name, reason)
         if found.kept and not found.going:
-            raise _nothing_retired(found.kept)
+            raise _nothing_retired(found.kept, found.undrained)
         going = [t for t in state.subtopics if t.name in found.going]
         return self._delete(going, state, force, deadline) if going else []
 
@@ -126,7 +126,7 @@ class Retirement:
         for subtopic in candidates:
             topic = there[subtopic.name]
             reason = None if topic is None else self._foreign(state, subtopic, topic)
-            if topic is not None and reason is None:
+            if reason is None:
                 reason = self._readers(state, subtopic, force, groups)
                 undrained += [] if reason is None else [subtopic.name]
             if reason is not None:
@@ -169,8 +169,13 @@ class Retirement:
     def _readers(
         self, state: PartitionState, subtopic: SubTopic, force: bool, groups: Callable[[], _Groups]
     ) -> str | None:
-        """Return which group has not drained a sub-topic; ``groups`` looks, where it has to be known."""
-        if subtopic.state is SubTopicState.RETIRED or not held_segments(state, subtopic.name):
+        """Return which group has not drained a sub-topic; ``groups`` looks, where it has to be known.
+
+        None has one to drain that is gone. Brokers forget a group's offsets with the topic, so each group
+        would seem to stand before it for good.
+        """
+        there = subtopic.state is not SubTopicState.RETIRED and subtopic.name not in self._gone
+        if not there or not held_segments(state, subtopic.name):
             return None
         left = self._undrained(state, subtopic, groups)
         if left and force:
@@ -229,7 +234,7 @@ class Retirement:
                     deleted.append(subtopic.name)
                     changed = True
         if kept and not changed:
-            raise _nothing_retired(kept)
+            raise _nothing_retired(kept, kept)
         return deleted
 
     def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
@@ -253,12 +258,12 @@ class Retirement:
         return deleted
 
 
-def _nothing_retired(kept: Mapping[str, str]) -> CheckFailedError:
+def _nothing_retired(kept: Mapping[str, str], undrained: Container[str]) -> CheckFailedError:
     name, reason = next(iter(kept.items()))
-    return CheckFailedError(
-        f"nothing was retired: {name}: {reason}",
-        hint="let the group read on, kpsplit seek or kpsplit forget it, or go on with --force",
-    )
+    hint = f"look at {name}, delete it yourself if nobody needs it, then retry"
+    if name in undrained:
+        hint = "let the group read on, kpsplit seek or kpsplit forget it, or go on with --force"
+    return CheckFailedError(f"nothing was retired: {name}: {reason}", hint=hint)
 
 
 def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:

@@ -170,6 +170,8 @@ class Seeker:
         parent, cursor = seek.state.parent, seek.cursor
         deadline = self._session.begin()
         now = self._session.state(parent, deadline)
+        if now.topic_id != seek.state.topic_id:
+            raise ConflictError(f"topic {parent.topic} was deleted and made again meanwhile", hint="retry")
         if now.epoch != seek.state.epoch:
             raise ConflictError(f"{parent} was split or merged meanwhile", hint="retry")
         _refuse_retired(seek, now, hint="retry")
@@ -185,6 +187,7 @@ class Seeker:
         offsets = {place: at for place, at in wanted.items() if place in there}
         stale = fold.stale_keys(seek.group, parent, [cursor.range])
         nobody = self._nobody(seek.group) if offsets else None
+        deadline.check(f"the move of group {seek.group}")  # one that sleeps does not know who joins meanwhile
         writer.commit([record], stale, offsets, nobody, deadline)
         with after_a_change():
             self._refuse_active(seek.group, parent.topic, deadline, changed=True)
@@ -233,18 +236,21 @@ class Seeker:
             UnknownOutcomeError: it may be done: run it again.
             KpsplitError: it was not done, or if ``changed`` in part: range commits go first.
         """
-        deadline = self._session.begin()
+        deadline, what = self._session.begin(), f"the commits of group {found.group} to be removed"
         if self._forgettable(found.group, found.topic, deadline) != found:
             raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
         self._refuse_active(found.group, found.topic, deadline, changed=False)
+        # One that sleeps in between does not know who has joined: nothing refuses what it removes of a group.
         if found.commits:
             writer = self._writer(found.group, deadline)
             for first in range(0, len(found.commits), MOST_WITHDRAWN):
                 with after_a_change("run it again", done=first > 0):
+                    deadline.check(what)
                     keys = found.commits[first : first + MOST_WITHDRAWN]
                     writer.commit([], keys, {}, None, deadline)
         with after_a_change("run it again", done=bool(found.commits)):
             if found.offsets:
+                deadline.check(what)
                 delete_positions(self._admin.connection, found.group, found.offsets)
         with after_a_change():
             self._refuse_active(found.group, found.topic, deadline, changed=True)

@@ -88,6 +88,7 @@ class Unenroller:
         self._observe = observer
         self._records = EnrolmentRecords(session.enrolments, observer)
         self._deadline = session.begin()
+        self._seconds = self._deadline.left()
         self._patience = Deadline(patience)
         self._changed = False
         self._done_for: dict[Act, Enrolment] = {}
@@ -243,11 +244,12 @@ class Unenroller:
         """Raises where it is known beforehand that a return that begins now cannot be finished."""
         SlotsTopics(self._admin).check_rights(self._topic, recorded.generation)
         needed = 2 * lease_seconds(self._session.tail(self._deadline)) + EFFORT_SECONDS
-        if self._deadline.left() < needed:
+        left = self._deadline.left()
+        if left < needed:
+            whole = self._seconds - left + needed  # groups may have been waited for
             raise DeadlineExceededError(
-                f"a return takes two leases and more, {duration(needed)}, and "
-                f"{duration(self._deadline.left())} are left",
-                hint=f"give a --timeout of more than {needed:.0f}",
+                f"a return takes two leases and more, {duration(needed)}, and {duration(left)} are left",
+                hint=f"give a --timeout of more than {whole:.0f}",
             )
 
     def _claim(self, recorded: Enrolment) -> None:

@@ -166,16 +166,20 @@ def _listens(node: NodeAddress) -> bool:
     return True
 
 
+_BY_ADDRESS = -1
+"""The broker that a client was told of, as it is called until it has said who it is."""
+
+
 def _lists(
     node: NodeAddress, expected: Collection[int], client_config: Mapping[str, ConfigValue], deadline: Deadline
 ) -> bool:
-    # A new client each time: one that has learnt of other brokers might ask those.
+    # A new client each time: one that has learnt of other brokers may ask those, even at once.
     admin = AdminClient({**_QUIET, **client_config, "bootstrap.servers": node.client_address})
     try:
         metadata = admin.list_topics(timeout=max(0.1, min(_ASK, deadline.left())))
     except KafkaException:
         return False
-    return set(expected) <= set(metadata.brokers)
+    return metadata.orig_broker_id in (node.id, _BY_ADDRESS) and set(expected) <= set(metadata.brokers)
 
 
 _ATTEMPTS = 3  # sets of ports that are tried where ports cannot be kept reserved

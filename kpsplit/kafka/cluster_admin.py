@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
-    AdminClient,
     AlterConfigOpType,
     ClusterMetadata,
     ConfigEntry,
@@ -29,6 +28,7 @@ from kpsplit.clock import Deadline, in_thread
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.following import OneBroker
 from kpsplit.kafka.log_ends import (
     ANSWER_SECONDS,
     GRACE,
@@ -115,10 +115,8 @@ def await_served(
     """
     connection = admin.connection
     for broker, address in admin.brokers().items():
-        # Limited to one broker: as long as this client has asked nothing else it is connected to no other.
-        one = connection.open_admin(
-            "served", reconnect_backoff_max_ms=connection.longest_pause(500), **_limited_to(address)
-        )
+        backoff = connection.longest_pause(500)
+        one = _one(connection, "served", broker, address, reconnect_backoff_max_ms=backoff)
         while not all(_serves(one, topic, count, deadline, in_sync) for topic, count in topics.items()):
             if deadline.left() <= 0:
                 names = ", ".join(topics)
@@ -126,13 +124,15 @@ def await_served(
             time.sleep(_LOOK_PAUSE)
 
 
-def _limited_to(address: str) -> dict[str, object]:
-    return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
+def _one(connection: Connection, role: str, broker: int, address: str, **settings: object) -> OneBroker:
+    told: dict[str, object] = {"bootstrap_servers": address, "metadata_broker_list": address}
+    make = partial(connection.open_admin, role, enable_sparse_connections=True, **told, **settings)
+    return OneBroker(broker, make)
 
 
-def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline, in_sync: float) -> bool:
+def _serves(one: OneBroker, topic: str, partitions: int, deadline: Deadline, in_sync: float) -> bool:
     try:
-        listed = one.list_topics(topic, timeout=max(0.05, min(_ASK_SECONDS, deadline.left())))
+        listed = one.list_topics(max(0.05, min(_ASK_SECONDS, deadline.left())), topic)
     except KafkaException:
         return False
     found = listed.topics.get(topic)
@@ -149,9 +149,10 @@ LAG_SECONDS = 1.5
 class Absence:
     """Decides whether a topic that a broker does not know is gone. Not thread safe.
 
-    Admin clients ask any broker that answers. That may be a stale one for as long as the others are frozen or
-    cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS`` nothing but "no such
-    topic" was answered, and then most brokers, each asked by itself, do not know it and none knows it.
+    Admin clients ask one broker, and another when it is away. That may be a stale one for as long as the
+    others are frozen or cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS``
+    nothing but "no such topic" was answered, and then most brokers, each asked by itself, do not know it and
+    none knows it.
     Where *every* broker says so, ``ClusterAdmin.certain`` needs ``LAG_SECONDS`` only.
     """
 
@@ -220,20 +221,15 @@ def ask_every_broker(connection: Connection, seconds: float = ANSWER_SECONDS) ->
     said: dict[int, ClusterMetadata] = {}
     found = connection.shared_admin().list_topics(timeout=seconds)
     for broker in found.brokers.values():
-        ask = partial(_lists_of, connection, f"{broker.host}:{broker.port}", seconds)
-        asked[broker.id] = in_thread(ask, "kpsplit-absence")
+        # Of all topics: a question for one may create it, and describe_topics asks another broker.
+        one = _one(connection, "absence", broker.id, f"{broker.host}:{broker.port}")
+        asked[broker.id] = in_thread(partial(one.list_topics, seconds), "kpsplit-absence")
     wait(asked.values(), seconds + GRACE)
     for number, answer in asked.items():
         if answer.done() and answer.exception() is None:
             said[number] = answer.result()
     brokers = frozenset(n for heard in (found, *said.values()) for n in _named(heard))
     return Vote(brokers, {number: frozenset(heard.topics) for number, heard in said.items()})
-
-
-def _lists_of(connection: Connection, address: str, seconds: float) -> ClusterMetadata:
-    # Of all topics: a question for one may create it, and describe_topics asks another broker.
-    one = connection.open_admin("absence", **_limited_to(address))
-    return one.list_topics(timeout=seconds)
 
 
 def _named(heard: ClusterMetadata) -> Iterator[int]:

@@ -114,6 +114,14 @@ times a second, and a program of kpsplit has several. Behind TLS that can keep a
 A new client waits for up to half of it before it connects at all, so each start pays it.
 """
 
+LOOK_AGAIN = {"topic.metadata.refresh.interval.ms": 1000, "metadata.max.age.ms": 900_000}
+"""How often clients that only ask look which brokers there are (librdkafka does so once in 10 s at most).
+
+librdkafka (2.16) has most questions answered by the one broker that was named the controller (brokers name
+any that is alive), and those for offsets by the leaders that it remembers. It waits for them while they are
+away, and looks for others only then: by default after 5 minutes. It remembers topics for as long as before.
+"""
+
 ANSWER_MS = 10_000
 """How long the clients that read and write kpsplit's own topics wait for an answer before they connect anew.
 
@@ -215,7 +223,7 @@ class Connection:
         from confluent_kafka.admin import AdminClient
 
         calm = {SPARSE: False, LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS), SOCKET_TIMEOUT: ANSWER_MS}
-        return self.follow(AdminClient({**calm, **self.client(role, **extra)}))
+        return self.follow(AdminClient({**LOOK_AGAIN, **calm, **self.client(role, **extra)}))
 
     def shared_admin(self) -> AdminClient:
         """Return the admin client that all users of this connection share; it ends with the last of them.

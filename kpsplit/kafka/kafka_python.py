@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from kpsplit.clock import AbandonedError, Deadline, bounded
+from kpsplit.clock import AbandonedError, Deadline, bounded, in_thread
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import ANSWER_SECONDS
@@ -74,7 +74,8 @@ def ask_kafka_python(
     """Ask the same brokers something by means of kafka-python, with a client of its own.
 
     In a thread, and given up when the time is over: kafka-python (3.0) waits for ever for a TLS handshake
-    that a broker does not answer.
+    that a broker does not answer. It also goes on with its own thread and its files when it found no broker.
+    So what it makes them with is ended here, whatever came of the question.
 
     Raises:
         NotExpressibleError: a security property has no counterpart.
@@ -85,18 +86,34 @@ def ask_kafka_python(
 
     settings = kafka_python_settings(properties)
     answer_ms = int(seconds * 1000)
+    made: list[Any] = []
+
+    def connections(**config: Any) -> Any:
+        made.append(KafkaAdminClient.DEFAULT_CONFIG["kafka_client"](**config))
+        return made[-1]
+
+    def end() -> None:
+        for one in made:
+            one.close()
 
     def call() -> T:
-        client = KafkaAdminClient(
-            **settings, client_id=client_id, request_timeout_ms=answer_ms, bootstrap_timeout_ms=answer_ms
-        )
         try:
+            client = KafkaAdminClient(
+                **settings,
+                client_id=client_id,
+                request_timeout_ms=answer_ms,
+                bootstrap_timeout_ms=answer_ms,
+                kafka_client=connections,
+            )
             return question(client)
         finally:
-            client.close()
+            end()
+
+    def give_up() -> None:
+        in_thread(end, client_id)  # it waits for a thread that may look for a name
 
     try:
-        return bounded(call, seconds, client_id, lambda: None)
+        return bounded(call, seconds, client_id, give_up)
     except AbandonedError:
         raise KafkaPythonError(TimeoutError) from None
     except (KafkaError, *_FAILURES) as error:

@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Message
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError, RecordError, UnknownOutcomeError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import error_of, failed_for_good, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration, decode_entry
 
+if TYPE_CHECKING:
+    from kpsplit.kafka.following import FollowingProducer
+
 
 class AcknowledgedWriter:
-    """Writes single records with acks=all, and knows when each one was acknowledged. Not thread safe."""
+    """Writes single records with acks=all, and knows when each one was acknowledged. Not thread safe.
+
+    A client that failed for good (a right was missing, say) is replaced for the next write.
+    """
 
     def __init__(self, connection: Connection, role: str, *, idempotent: bool = True) -> None:
-        self._producer = connection.open_producer(
+        self._make = partial(
+            connection.open_producer,
             role,
             enable_idempotence=idempotent,
             acks="all",
@@ -31,6 +40,12 @@ class AcknowledgedWriter:
             message_timeout_ms=60_000,
             socket_timeout_ms=connection.answer_ms(),
         )
+        self._made: FollowingProducer | None = self._make()  # at once: it connects meanwhile
+
+    @property
+    def _producer(self) -> FollowingProducer:
+        self._made = self._made or self._make()
+        return self._made
 
     def write(
         self, topic: str, key: bytes | None, value: bytes | None, deadline: Deadline, *, partition: int = 0
@@ -62,6 +77,20 @@ class AcknowledgedWriter:
 
         Raises: as ``write``; some of the records may be written then.
         """
+        try:
+            return self._write_all(topic, records, deadline, partition)
+        except (KpsplitError, KafkaException) as raised:
+            if failed_for_good(raised):
+                self._made = None
+            raise
+
+    def _write_all(
+        self,
+        topic: str,
+        records: Iterable[tuple[bytes | None, bytes | None]],
+        deadline: Deadline,
+        partition: int,
+    ) -> list[int]:
         reports: list[Message] = []
 
         def report(_: object, message: Message) -> None:
@@ -84,8 +113,8 @@ class AcknowledgedWriter:
         if len(reports) < count:
             raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
         for message in reports:
-            if message.error() is not None:
-                raise translate(message.error(), what, writing=True)
+            if (error := message.error()) is not None:
+                raise translate(error, what, writing=True) from KafkaException(error)
         offsets = [offset for message in reports if (offset := message.offset()) is not None]
         if len(offsets) < count:
             raise UnknownOutcomeError(

@@ -21,13 +21,10 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError, RecordError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.error_map import failed_for_good
 from kpsplit.kafka.log_ends import EndRequest, topic_id_of
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.producer.lookup import TIMEOUT_SECONDS
@@ -194,12 +191,7 @@ class Registration:
         if anew:
             record = self._renumbered(record)
         removed = [(key, None) for key in self._over]
-        try:
-            self.writer().write_all(PRODUCERS_TOPIC, [(record.key, record.encode()), *removed], deadline)
-        except (KpsplitError, KafkaException) as raised:
-            if failed_for_good(raised):
-                self._writer = None
-            raise
+        self.writer().write_all(PRODUCERS_TOPIC, [(record.key, record.encode()), *removed], deadline)
         topics = frozenset(record.topics)
         if anew or topics != self._registered or record.ready != self.record.ready:
             self.writes += 1

@@ -1,18 +1,21 @@
-"""The control topic cannot be reached while consumers run: they go on, guess nothing, and lose nothing."""
+"""A broker is away, or the control topic: who asks is answered by others, or guesses nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from kpsplit import Consumer
 from kpsplit.clock import Deadline
+from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.kafka_python import reassign
+from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from tests.broker.consuming import consumer, drain, shared, wait_for
@@ -117,3 +120,43 @@ def test_without_the_control_topic_slots_and_plain_partitions_are_read_on_and_no
     assert [m.offset() for m in read] == list(range(2 * COUNT, 3 * COUNT))
     assert [m.offset() for m in read_on] == list(range(COUNT, 2 * COUNT))
     assert sorted(m.offset() or 0 for m in everything) == list(range(3 * COUNT))
+
+
+def answered(question: Callable[[], object]) -> bool:
+    try:
+        question()
+    except (KafkaException, TimeoutError):
+        return False
+    return True
+
+
+def test_clients_that_only_ask_find_others_when_the_broker_that_they_asked_is_gone(own: DevCluster) -> None:
+    """It was named the controller to some, and led partitions; nothing else has these clients look again."""
+    connection, places = Connection({"bootstrap.servers": own.bootstrap}), range(6)
+    fresh = AdminClient({"bootstrap.servers": own.bootstrap})
+    fresh.create_topics([NewTopic("t", len(places), 3)], operation_timeout=30)["t"].result(60)
+    times = QueryClient(connection, "g-times")
+
+    def topic(asking: AdminClient) -> None:
+        asking.describe_topics(TopicCollection(["t"]), request_timeout=2)["t"].result(3)
+
+    def ends(asking: AdminClient) -> None:
+        wanted = {TopicPartition("t", number): OffsetSpec.latest() for number in places}
+        for end in asking.list_offsets(wanted, request_timeout=2).values():
+            offset_answer(end, 3)
+
+    def young() -> None:
+        assert not times.first_at([PhysicalPartition("t", number) for number in places], 0, 2)
+
+    questions: list[Callable[[], object]] = [young]
+    questions += [partial(ask, connection.open_admin("asking")) for ask in (topic, ends) for _ in range(6)]
+    for question in questions:
+        wait_for(lambda ask=question: answered(ask), "a first answer")
+    gone = fresh.list_topics("t", timeout=30).topics["t"].partitions[0].leader
+    own.kill(gone)
+    found = partial(fresh.list_topics, "t", timeout=30)
+    wait_for(lambda: gone not in [p.leader for p in found().topics["t"].partitions.values()], "new leaders")
+    limit = Deadline(60)  # librdkafka's own look comes after 5 minutes
+    for question in questions:
+        wait_for(lambda ask=question: answered(ask), "an answer of another broker", limit.left())
+    times.close()

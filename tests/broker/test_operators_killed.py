@@ -137,3 +137,4 @@ def test_a_group_commits_and_is_moved_on_although_somebody_has_deleted_a_sub_top
     operations.seek(operations.plan_seek(group, parent, WHOLE, SeekTarget(Whence.EARLIEST)))
     (progress,) = operations.offsets(group, parent.topic)
     assert progress.lag is not None and progress.lag > 0
+    assert operations.retire(parent) == [name], "brokers have forgotten what the group had read there"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from threading import Barrier
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, OffsetSpec, TopicMetadata
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.fetch import physical_reader
@@ -18,7 +19,7 @@ from kpsplit.consumer.fetch.gaps import LogBounds
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import DeadlineExceededError, UnreachableError, UsageError
 from kpsplit.kafka import cluster_admin
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, Vote, ask_every_broker
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, Vote, ask_every_broker, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import LogEnd
 from kpsplit.spark_jobs import gather
@@ -29,6 +30,12 @@ from kpsplit.splitter.reading import GapReason
 from tests.unit.samples import UNSPLIT
 
 TOPIC = "orders.split-3-1"
+
+
+def refused_settings(resources: list[ConfigResource], **_: float) -> dict[ConfigResource, Future[Any]]:
+    refused = Future[Any]()
+    refused.set_exception(KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)))
+    return dict.fromkeys(resources, refused)
 
 
 class Cluster:
@@ -49,22 +56,25 @@ class Cluster:
         return SimpleNamespace(list_topics=lambda timeout: self.cluster)
 
     def open_admin(self, _role: str, **settings: Any) -> Any:
-        known = self.known[int(settings["bootstrap_servers"].removeprefix("broker:"))]
+        number = int(settings["bootstrap_servers"].removeprefix("broker:"))
+        known = self.known[number]
 
-        def list_topics(timeout: float) -> Any:
-            self.given.append(timeout)
-            if known is None:
+        def list_topics(topic: None = None, *, timeout: float) -> Any:
+            if timeout:
+                self.given.append(timeout)
+            if known is None or not timeout:
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             also = {TOPIC: SimpleNamespace(partitions={})} if known else {}
-            return SimpleNamespace(brokers=self.cluster.brokers, topics=self.topics | also)
+            brokers = self.cluster.brokers
+            return SimpleNamespace(brokers=brokers, topics=self.topics | also, orig_broker_id=number)
 
-        return SimpleNamespace(list_topics=list_topics)
+        return SimpleNamespace(list_topics=list_topics, describe_configs=refused_settings)
 
 
 def vote(*known: bool | None, replicas: Sequence[int] = ()) -> Vote:
     cluster = Cluster(*known, replicas=replicas)
     said = ask_every_broker(cast(Any, cluster))
-    assert set(cluster.given) == {ANSWER_SECONDS}, "each connects, with TLS, and lists every topic"
+    assert {round(seconds, 1) for seconds in cluster.given} == {ANSWER_SECONDS}, "TLS, a list of all topics"
     return said
 
 
@@ -120,14 +130,68 @@ def test_brokers_are_asked_at_the_same_time() -> None:
     assert ask_every_broker(cast(Any, cluster)).all_lack(TOPIC)
 
 
-def test_each_broker_of_a_mock_cluster_is_asked() -> None:
-    mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0})
+@pytest.fixture
+def mock() -> Producer:
+    """Three brokers of the client library."""
+    return Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0})
+
+
+def connected(mock: Producer) -> Connection:
     brokers = mock.list_topics(timeout=10).brokers.values()
-    connection = Connection({"bootstrap.servers": ",".join(f"{b.host}:{b.port}" for b in brokers)})
+    return Connection({"bootstrap.servers": ",".join(f"{b.host}:{b.port}" for b in brokers)})
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[ClusterMetadata], None]) -> None:
+    """Have answers of brokers changed on their way."""
+    ask = AdminClient.list_topics
+
+    def list_topics(admin: AdminClient, *args: Any, **settings: Any) -> ClusterMetadata:
+        found = ask(admin, *args, **settings)
+        change(found)
+        return found
+
+    monkeypatch.setattr(AdminClient, "list_topics", list_topics)
+
+
+def test_each_broker_of_a_mock_cluster_is_asked(mock: Producer) -> None:
+    connection = connected(mock)
     assert ask_every_broker(connection).all_lack(TOPIC)
     mock.produce(TOPIC, b"value")
     assert mock.flush(10) == 0
     assert not ask_every_broker(connection).most_lack(TOPIC)
+
+
+def test_what_counts_as_a_brokers_answer_is_its_own(mock: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is told of one broker goes over to any, as soon as that one has named the others."""
+
+    def sign(found: ClusterMetadata) -> None:
+        found.topics = {f"broker {found.orig_broker_id}": TopicMetadata()}
+
+    connection = connected(mock)
+    changed(monkeypatch, sign)
+    for _ in range(5):
+        assert ask_every_broker(connection).topics == {n: {f"broker {n}"} for n in (1, 2, 3)}
+
+
+def test_a_topic_is_not_served_until_the_last_broker_knows_it(
+    mock: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mock.produce(TOPIC, b"value")
+    assert mock.flush(10) == 0
+    admin = ClusterAdmin(connected(mock))
+    count = len(mock.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions)
+    left = [0]
+
+    def lag(found: ClusterMetadata) -> None:
+        if found.orig_broker_id == 2 and left[0] > 0:
+            left[0] -= 1
+            found.topics = {}
+
+    changed(monkeypatch, lag)
+    for _ in range(5):
+        left[0] = 3
+        await_served(admin, {TOPIC: count}, Deadline(60))
+        assert left == [0]
 
 
 class Asked(ClusterAdmin):

@@ -119,6 +119,18 @@ def test_what_was_merged_before_an_interruption_is_named(monkeypatch: pytest.Mon
     assert said.startswith(f"kpsplit: interrupted; {PARENT} merged and retired; orders is being returned")
 
 
+def test_what_was_merged_is_named_where_its_retirement_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With --wait it takes the longest."""
+    code, said = unenroll(Operations(SPLIT, interrupts="retire"), monkeypatch, "--merge")
+    assert code == 130
+    assert said == (
+        f"kpsplit: interrupted; {PARENT} merged, its sub-topics perhaps retired; "
+        "the return of orders was not begun"
+    )
+
+
 def test_an_interrupted_merge_says_what_became_of_it_and_that_the_return_was_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

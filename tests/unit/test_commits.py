@@ -12,9 +12,9 @@ from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.control import seeking
-from kpsplit.control.seeking import Seeker
+from kpsplit.control.seeking import Forgettable, Seeker
 from kpsplit.control.session import ClusterSession
-from kpsplit.errors import ConflictError, FutureVersionError, UsageError
+from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter import commits
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
@@ -327,6 +327,33 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
     with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
         admin.forget_group(seen)
     assert len(begun) == 2, "one for each call"
+
+
+@pytest.mark.parametrize(("slept", "removed"), [("check", []), ("withdrawn", ["commits"])])
+def test_an_operator_that_sleeps_after_its_check_forgets_nothing_more_of_a_group(
+    monkeypatch: pytest.MonkeyPatch, slept: str, removed: list[str]
+) -> None:
+    """The group may have members by then: one of them would begin at ``auto.offset.reset``."""
+    done, time = list[str](), [0.0]
+    found = Forgettable("g", "orders", (CommitKey("g", PARENT, WHOLE),), (PARENT,))
+
+    def passes(step: str) -> None:
+        time[0] += 3600.0 * (step == slept)
+
+    def commit(*_: object) -> None:
+        done.append("commits")
+        passes("withdrawn")
+
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(begin=lambda: Deadline(60, lambda: time[0]))
+    seeker._admin = SimpleNamespace(connection=None)
+    seeker._forgettable = lambda *_: found
+    seeker._refuse_active = lambda *_, changed: None if changed else passes("check")
+    seeker._writer = lambda *_: SimpleNamespace(commit=commit)
+    monkeypatch.setattr(seeking, "delete_positions", lambda *_: done.append("offsets"))
+    with pytest.raises(DeadlineExceededError) as caught:
+        seeker.forget(found)
+    assert (done, caught.value.changed) == (removed, bool(removed))
 
 
 def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from kpsplit.admin_cli.main import cli, run
-from kpsplit.devcluster import daemon
+from kpsplit.clock import Deadline
+from kpsplit.devcluster import cluster, daemon
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
 from kpsplit.devcluster.storage import NodeAddress, bootstrap, node_properties, to_text
@@ -109,3 +112,21 @@ def test_a_cluster_in_the_background_has_as_long_to_start_as_is_asked_for(
     monkeypatch.setattr(sys, "argv", command[2:])
     assert daemon.main() == 1
     assert capsys.readouterr().err == "not ready after 300 s\n"
+
+
+def test_a_broker_is_ready_by_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is told of one broker may ask another with its first question."""
+    mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0})
+    ports = {b.id: b.port for b in mock.list_topics(timeout=10).brokers.values()}
+    node, answered, ask = NodeAddress(2, ports[2], 0), list[int](), AdminClient.list_topics
+
+    def list_topics(admin: AdminClient, **settings: float) -> ClusterMetadata:
+        found = ask(admin, **settings)
+        answered.append(found.orig_broker_id)
+        return found
+
+    monkeypatch.setattr(AdminClient, "list_topics", list_topics)
+    for _ in range(20):
+        while not cluster._lists(node, ports, {}, Deadline(30)):
+            pass
+        assert answered[-1] in (2, -1)

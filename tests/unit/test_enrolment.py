@@ -17,11 +17,13 @@ from kpsplit.control.enrolment import Enroller
 from kpsplit.control.own_topics import changed
 from kpsplit.control.plans import Check
 from kpsplit.errors import (
+    AuthorizationError,
     CheckFailedError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
     KpsplitError,
+    RecordError,
     UnreachableError,
     UsageError,
     after_a_change,
@@ -81,6 +83,7 @@ class World:
     tail: Tail
     written: list[Enrolment] = field(default_factory=list)
     slots_topics: int = 0
+    makes_slots: bool = False
     ensured: list[SlotDivision] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ()
@@ -130,7 +133,7 @@ class World:
     def ensure(self, _topic: Any, division: SlotDivision, *_: Any) -> bool:
         self.slots_topics += 1
         self.ensured.append(division)
-        return False
+        return self.makes_slots
 
     def check_rights(self, *_: Any) -> None:
         """All are there."""
@@ -171,6 +174,24 @@ def test_an_enrolment_that_is_broken_off_says_how_it_is_settled(fails: str) -> N
     assert caught.value.changed is True
     assert "run: kpsplit enroll orders" in (caught.value.hint or "")
     assert [e.settled for e in world.written] == [False]
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("slots", [None, 16], ids=["first", "change"])
+def test_a_slots_topic_that_was_made_is_a_change_though_the_enrolment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, slots: int | None, made: bool
+) -> None:
+    """The right to claim the topic is missing, say."""
+    world = World(Tail(lease_ms=1), makes_slots=made)
+    Groups(monkeypatch)
+
+    def refused() -> None:
+        raise AuthorizationError("could not claim topic orders: missing Write")
+
+    world.meanwhile = refused
+    with pytest.raises(AuthorizationError) as caught:
+        world.enrol(60.0, None if slots is None else recorded(world, FIRST), slots)
+    assert (caught.value.changed, world.written) == (made, [])
 
 
 def test_an_enrolment_is_settled_behind_a_lease() -> None:
@@ -579,7 +600,7 @@ class SettingUp:
             tail=lambda _: None,
             writer=lambda: SimpleNamespace(write=self._write),
         )
-        monkeypatch.setattr(module, "create_own_topics", lambda *_: [])
+        monkeypatch.setattr(module, "create_own_topics", lambda *_: self.done.append("create") or [])
         monkeypatch.setattr(module, "wait_a_lease", lambda *_: self._lease())
 
     def others_set(self, lease_ms: int) -> None:
@@ -603,7 +624,17 @@ class SettingUp:
 def test_a_lease_is_set_when_the_one_in_force_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = SettingUp(monkeypatch, 60_000)
     world.initialise(1000)
-    assert world.done == ["wait 60000", "write 1000"]
+    assert world.done == ["create", "wait 60000", "write 1000"]
+
+
+@pytest.mark.parametrize("wrong", [0, 99, 600_001])
+def test_a_lease_out_of_bounds_is_refused_before_anything_is_created(
+    monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    world = SettingUp(monkeypatch, None)
+    with pytest.raises(RecordError) as caught:
+        world.initialise(wrong)
+    assert (world.done, caught.value.changed) == ([], False)
 
 
 def test_a_topic_that_is_enrolled_while_the_lease_passes_keeps_its_lease(
@@ -614,7 +645,7 @@ def test_a_topic_that_is_enrolled_while_the_lease_passes_keeps_its_lease(
     world.meanwhile = [world.others_enrol]
     with pytest.raises(ConflictError, match="the lease is 60000 ms; producers of enrolled topics") as caught:
         world.initialise(1000)
-    assert (world.done, caught.value.changed) == (["wait 60000"], False)
+    assert (world.done, caught.value.changed) == (["create", "wait 60000"], False)
 
 
 @pytest.mark.parametrize("lease_ms", [None, 700, 900])
@@ -624,4 +655,4 @@ def test_a_lease_that_another_one_sets_meanwhile_is_kept_or_waited_for(
     world = SettingUp(monkeypatch, None)
     world.meanwhile = [lambda: world.others_set(700)]
     world.initialise(lease_ms)
-    assert world.done == ["wait 3000", *(["wait 700", "write 900"] if lease_ms == 900 else [])]
+    assert world.done == ["create", "wait 3000", *(["wait 700", "write 900"] if lease_ms == 900 else [])]

@@ -284,6 +284,41 @@ def test_a_seek_says_that_a_sub_topic_was_retired_meanwhile(
     assert bool(written) is (looks[0] is LIFE.merged)
 
 
+def test_a_seek_that_was_planned_for_another_topic_of_the_name_writes_nothing() -> None:
+    """Between the plan and the answer to the question it may be deleted, made again and enrolled again."""
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(10), state=lambda *_: PartitionState.unsplit(PARENT, "made again")
+    )
+    planned = PartitionState.unsplit(PARENT, "id")
+    with pytest.raises(ConflictError, match="topic orders was deleted and made again meanwhile") as caught:
+        seeker.carry_out(Seek("g", planned, SeekTarget(Whence.LATEST), Cursor(WHOLE, {0: 1000})))
+    assert (caught.value.changed, caught.value.hint) == (False, "retry")
+
+
+def test_an_operator_that_sleeps_after_its_check_moves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have members by then."""
+    written, time = list[object](), [0.0]
+
+    def checked(*_: object, changed: bool) -> None:
+        time[0] += 3600.0
+
+    monkeypatch.setattr(seeking, "range_commits", lambda *_: CommitFold())
+    seeker: Any = object.__new__(Seeker)
+    seeker._session = SimpleNamespace(
+        begin=lambda: Deadline(60, lambda: time[0]),
+        state=lambda *_: LIFE.merged,
+        read=lambda _: ControlView(),
+        operator="operator",
+    )
+    seeker._admin = SimpleNamespace(start_offsets=lambda _: {})
+    seeker._refuse_active = checked
+    seeker._writer = lambda *_: SimpleNamespace(commit=lambda *record: written.append(record))
+    with pytest.raises(DeadlineExceededError) as caught:
+        seeker.carry_out(Seek("g", LIFE.merged, SeekTarget(Whence.EARLIEST), Cursor(LEFT, {0: 5})))
+    assert (written, caught.value.changed) == ([], False)
+
+
 RETURNING = following(ENROLMENT)
 
 

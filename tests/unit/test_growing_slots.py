@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
+from kpsplit.clock import Deadline
 from kpsplit.control import own_topics as module
-from kpsplit.control.own_topics import GrowingSlots
-from kpsplit.errors import AuthorizationError
+from kpsplit.control.own_topics import GrowingSlots, SlotsTopics
+from kpsplit.errors import AuthorizationError, DeadlineExceededError
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.records.control import SlotDivision
 from kpsplit.splitter.records.keys import slots_topic
@@ -114,3 +117,29 @@ def test_the_engine_adds_slots_and_tells_error_cb_where_it_may_not() -> None:
         assert world.topics.added == [(slots_topic(TOPIC), 2 * SLOTS)]
         world.until(lambda: world.coordinator.looks, "a look of the group consumer")
         assert world.stats()["without_slots"] == {}
+
+
+@pytest.mark.parametrize("has", [None, 8], ids=["created", "grown"])
+def test_a_slots_topic_that_is_not_served_in_time_was_changed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, has: int | None
+) -> None:
+    """Created, or given the slots of partitions that were added: then members of groups have them."""
+    division = SlotDivision(NAME, 4)
+    there = {} if has is None else {division.topic: has}
+    cluster: Any = SimpleNamespace(
+        brokers=lambda: {0: "a:1"},
+        topics=lambda: dict(there),
+        create=lambda *_, **__: True,
+        describe=lambda name: TopicFacts(name, "id", (PartitionFacts(0, (0,), (0,)),) * (has or 0)),
+        end_offsets=lambda _: {},
+        add_partitions=lambda *_: None,  # brokers do not show it yet
+    )
+
+    def not_served(*_: object) -> None:
+        raise DeadlineExceededError("broker 0 (a:1) does not serve it in time")
+
+    monkeypatch.setattr(module, "await_served", not_served)
+    topic = TopicFacts("orders", "id", (PartitionFacts(0, (0,), (0,)),) * 4)
+    with pytest.raises(DeadlineExceededError) as caught:
+        SlotsTopics(cluster).ensure(topic, division, has is not None, Deadline(0.05))
+    assert caught.value.changed is True

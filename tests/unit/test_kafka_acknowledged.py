@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.clock import Deadline
-from kpsplit.errors import DeadlineExceededError, UnknownOutcomeError, UnreachableError
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka.cluster_admin import LogEnd
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import EnrolmentLog
@@ -86,6 +87,44 @@ def writer(offset: int | None, patch: pytest.MonkeyPatch) -> AcknowledgedWriter:
     connection = Connection({"bootstrap.servers": "127.0.0.1:1"})
     patch.setattr(connection, "open_producer", lambda *_, **__: Acknowledging(offset))
     return AcknowledgedWriter(connection, "tests")
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["refused", "reported"])
+@pytest.mark.parametrize(
+    ("code", "fatal", "clients"),
+    [
+        (KafkaError._FATAL, False, 2),
+        (KafkaError._PURGE_QUEUE, False, 2),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, True, 2),
+        (KafkaError._MSG_TIMED_OUT, False, 1),
+    ],
+)
+def test_a_client_that_failed_for_good_is_replaced_for_the_next_write(
+    monkeypatch: pytest.MonkeyPatch, code: int, fatal: bool, clients: int, at_once: bool
+) -> None:
+    """After any other error the client may still write, and must not be overtaken by another."""
+    error = KafkaError(code, fatal=fatal)
+    made: list[Acknowledging] = []
+
+    class Failing(Acknowledging):
+        def produce(self, *arguments: Any, **more: Any) -> None:
+            if made == [self] and at_once:
+                raise KafkaException(error)
+            super().produce(*arguments, **more)
+            self._message.set_error(error if made == [self] else None)
+
+    def make(*_: object, **__: object) -> Acknowledging:
+        made.append(Failing(7))
+        return made[-1]
+
+    connection = Connection({"bootstrap.servers": "127.0.0.1:1"})
+    monkeypatch.setattr(connection, "open_producer", make)
+    writer = AcknowledgedWriter(connection, "tests")
+    with pytest.raises(KpsplitError):
+        writer.write("topic", b"k", b"v", Deadline(5))
+    with nullcontext() if clients == 2 else pytest.raises(KpsplitError):
+        assert writer.write("topic", b"k", b"v", Deadline(5)) == 7
+    assert len(made) == clients
 
 
 ENROLMENT = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=False, slots=4)

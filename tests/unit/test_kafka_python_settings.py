@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.kafka.kafka_python import (
     KafkaPythonError,
     NotExpressibleError,
@@ -77,6 +83,30 @@ def test_a_broker_that_never_answers_is_given_up_without_naming_a_setting(
     with pytest.raises(KafkaPythonError, match=r"^\w+$") as caught:
         ask_kafka_python(given, "a-test", 0.2, lambda client: client.list_transactions())
     assert "topsecret" not in str(caught.value) and caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("security", [{}, {"security.protocol": "SSL"}], ids=["plain", "tls"])
+@pytest.mark.parametrize("there", [True, False], ids=["silent", "refused"])
+def test_a_question_that_failed_leaves_no_thread_and_no_selector(
+    silent: str, security: dict[str, str], there: bool
+) -> None:
+    given = {"bootstrap.servers": silent if there else "127.0.0.1:1", **security}
+    before = selectors()
+    with pytest.raises(KafkaPythonError):
+        ask_kafka_python(given, "a-failure", 0.2, lambda client: client.list_transactions())
+    limit = Deadline(30)
+    while left := [t.name for t in threading.enumerate() if "a-failure" in t.name] or selectors() - before:
+        limit.check(f"the end of {left}")
+        time.sleep(0.01)
+
+
+def selectors() -> set[Path]:
+    """Return the open files with which connections are waited for."""
+    found = set[Path]()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            found |= {link} if "eventpoll" in os.readlink(link) else set()
+    return found
 
 
 @pytest.mark.parametrize("kind", [TypeError, RuntimeError, OSError, KeyError, AttributeError])

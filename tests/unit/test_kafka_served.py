@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 
 from kpsplit.clock import Deadline
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.cluster_admin import await_served
+from kpsplit.kafka.following import OneBroker
+from tests.unit.test_absence import refused_settings
 
 ONE_AWAY = (2, (2, 0))
 
@@ -22,7 +25,7 @@ class Admin:
             number: SimpleNamespace(leader=leader, isrs=list(isrs), replicas=[0, 1, 2])
             for number, (leader, isrs) in enumerate(said)
         }
-        self._listed = SimpleNamespace(topics={"t": SimpleNamespace(error=None, partitions=partitions)})
+        self._topics = {"t": SimpleNamespace(error=None, partitions=partitions)}
         self.connection = self
 
     def brokers(self) -> dict[int, str]:
@@ -31,8 +34,10 @@ class Admin:
     def longest_pause(self, default: int) -> int:
         return default
 
-    def open_admin(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(list_topics=lambda *_, **__: self._listed)
+    def open_admin(self, *_: Any, bootstrap_servers: str, **__: Any) -> Any:
+        (number,) = (n for n, address in self.brokers().items() if address == bootstrap_servers)
+        listed = SimpleNamespace(topics=self._topics, orig_broker_id=number)
+        return SimpleNamespace(list_topics=lambda *_, **__: listed, describe_configs=refused_settings)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +63,21 @@ def test_a_topic_is_served_when_all_its_replicas_are_in_sync_or_as_many_as_are_e
         return
     with pytest.raises(DeadlineExceededError, match=r"broker 0 \(a:1\)"):
         await_served(admin, {"t": 2}, Deadline(0.05), **enough)
+
+
+def test_what_another_broker_answers_is_no_answer() -> None:
+    """A broker was away, and its client has gone over to another: a new one is made."""
+    answering = iter([7, 3, 3])
+    made: list[Any] = []
+
+    def make() -> Any:
+        client = SimpleNamespace(describe_configs=refused_settings)
+        client.list_topics = lambda *_, timeout: SimpleNamespace(orig_broker_id=timeout and next(answering))
+        made.append(client)
+        return client
+
+    one = OneBroker(3, make)
+    with pytest.raises(KafkaException):
+        one.list_topics(5)
+    assert [one.list_topics(5).orig_broker_id for _ in range(2)] == [3, 3]
+    assert len(made) == 2

@@ -71,6 +71,17 @@ def test_it_waits_between_two_tries_to_connect_unless_the_user_says_otherwise(
     assert application.properties["enable.sparse.connections"] is True
 
 
+def test_it_looks_which_brokers_there_are_soon_and_remembers_topics_for_as_long_as_by_default(
+    configured: list[dict[str, Any]],
+) -> None:
+    """The one that it asks may be gone; by default it looks for another after 5 minutes."""
+    connection = Connection(CONFIG)
+    made = connection.shared_admin()
+    assert made is connection.shared_admin()
+    assert configured[-1]["topic.metadata.refresh.interval.ms"] == 1000
+    assert configured[-1]["metadata.max.age.ms"] == 900_000
+
+
 def test_clients_of_kpsplits_own_topics_wait_no_minute_for_a_broker_that_stands_still(
     configured: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer import client, lease
+from kpsplit.producer import client
 from kpsplit.producer.client import Producer
 from kpsplit.producer.lease import Registration
 from kpsplit.splitter.records.producers import Certificate
@@ -113,39 +113,6 @@ def registered(meanwhile: Callable[[], None]) -> tuple[Registration, list[bytes]
 
     registration._writer = Writer()  # type: ignore[assignment]
     return registration, written
-
-
-@pytest.mark.parametrize(
-    ("code", "fatal", "clients"),
-    [
-        (KafkaError._FATAL, False, 2),
-        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, True, 2),
-        (KafkaError._MSG_TIMED_OUT, False, 1),
-    ],
-)
-def test_a_client_that_failed_for_good_is_replaced_for_the_next_registration(
-    monkeypatch: pytest.MonkeyPatch, code: int, fatal: bool, clients: int
-) -> None:
-    """After any other error the client may still write, and must not be overtaken by another."""
-    made: list[object] = []
-
-    class Writer:
-        def __init__(self, *_: object) -> None:
-            made.append(self)
-
-        def write_all(self, topic: str, records: Any, deadline: Any) -> list[int]:
-            if made == [self]:
-                cause = KafkaException(KafkaError(code, fatal=fatal))
-                raise cause if fatal else KpsplitError("could not write") from cause
-            return [1]
-
-    registration, _ = registered(lambda: None)
-    monkeypatch.setattr(lease, "AcknowledgedWriter", Writer)
-    registration._writer = None
-    for _ in range(2):
-        with contextlib.suppress(KpsplitError, KafkaException):
-            registration.add_topic("orders", {}, Deadline(1))
-    assert len(made) == clients and registration.writes == clients - 1
 
 
 def test_nothing_is_written_behind_the_certificate() -> None:

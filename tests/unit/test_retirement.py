@@ -202,6 +202,19 @@ def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: p
 MOVED_BACK = Undrained("billing", PhysicalPartition(NAME, 0), 0, 5)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_no_group_is_blamed_where_a_topic_of_somebody_else_is_kept(
+    monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """Neither a group that reads on nor --force would change that."""
+    scene = Scene(monkeypatch)
+    theirs = TopicFacts(NAME, "made again", (PartitionFacts(0, (0,), (0,)),) * 2)
+    monkeypatch.setattr(scene, "known", lambda _: theirs)
+    with pytest.raises(CheckFailedError, match="this is another topic of the same name") as caught:
+        scene.run(force=force)
+    assert caught.value.hint == f"look at {NAME}, delete it yourself if nobody needs it, then retry"
+
+
 def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim lies in between, and it may wait for its turn."""
     scene = Scene(monkeypatch)
@@ -212,6 +225,17 @@ def test_a_group_that_moved_back_since_the_look_keeps_the_sub_topic(monkeypatch:
         scene.run()
     assert caught.value.changed is False
     assert (scene.done, scene.there, scene.state, scene.claims) == (["Keep"], True, MERGED, 1)
+
+
+def test_a_sub_topic_that_is_gone_is_retired_as_planned_whatever_groups_have_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers forget a group's offsets with the topic: nobody seems to have drained it, ever."""
+    scene = Scene(monkeypatch)
+    scene.there, scene.seen = False, [[MOVED_BACK]]
+    assert scene.retirement.plan(force=False, deadline=Deadline(10)).going == (NAME,)
+    assert scene.run() == [NAME]
+    assert scene.done == ["Retire", "Delete"]
 
 
 def test_each_look_is_at_the_slots_that_the_topic_has_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,22 @@ def test_a_return_that_has_too_little_time_does_not_begin(cluster: Cluster) -> N
     assert not cluster.done
 
 
+def test_the_time_that_is_asked_for_is_that_of_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --wait most of it may be over when the groups have come so far."""
+    cluster, time = Cluster(monkeypatch, APART, TOGETHER), [0.0]
+    cluster.session.begin = lambda: Deadline(60.0, lambda: time[0])
+    fold = cluster._fold
+
+    def folded_later() -> CommitFold:
+        time[0] += 25.0
+        return fold()
+
+    cluster._fold = folded_later  # type: ignore[method-assign]
+    with pytest.raises(DeadlineExceededError, match="12 s, and 10 s are left") as caught:
+        cluster.run(300.0)
+    assert caught.value.hint == "give a --timeout of more than 62"
+
+
 def test_an_operator_that_another_fences_while_it_withdraws_claims_once_more(cluster: Cluster) -> None:
     cluster.recorded = Enrolment("orders", "id", ENROLLED.partitioner, True, None, 2, returning=True)
     assert cluster.recorded.left

@@ -9,6 +9,7 @@ from kpsplit.admin_cli.options import NAME, PARTITION, yes_option
 from kpsplit.admin_cli.render.console import StepProgress, stderr
 from kpsplit.admin_cli.render.plan import outcome_json, show_outcome
 from kpsplit.admin_cli.render.text import place_json
+from kpsplit.errors import after_a_change
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -40,7 +41,8 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
     with call.operations() as operations:
         with StepProgress(stderr()) as progress:
             outcome = operations.abort(partition, reason[:1000], progress)
-        state = operations.view().state(partition)
+        with after_a_change(f"look at: kpsplit status {partition}", done=outcome is not None):
+            state = operations.view().state(partition)
     if outcome is None or state is None:
         data = {**place_json(partition), "result": None}
         call.show(data, lambda console: console.print(f"{partition}: no operation is under way"))

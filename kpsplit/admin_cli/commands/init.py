@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.control.own_topics import AGAIN
+from kpsplit.errors import after_a_change
 
 
 @click.command("init", cls=VerbCommand)
@@ -22,7 +24,9 @@ def command(call: Call, lease_ms: int | None) -> None:
     call.begin()
     with call.operations() as operations:
         created = operations.initialise(lease_ms)
-        lease = operations.view().settings.lease_ms
+        # Where all topics were there it may have set the lease all the same.
+        with after_a_change(AGAIN, done=bool(created) or None):
+            lease = operations.view().settings.lease_ms
     call.show(
         {"created": created, "lease_ms": lease},
         lambda console: console.print(_text(created, lease_ms, lease)),

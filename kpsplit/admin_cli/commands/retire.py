@@ -64,7 +64,8 @@ def command(
     with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         deleted = operations.retire(partition, observer=observe, force=force, wait_seconds=wait)
     data = {**place_json(partition), "deleted": deleted, "kept": kept}
-    text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
+    nothing = f"{partition}: {'nothing was deleted' if kept else 'there is nothing to retire'}"
+    text = f"deleted {', '.join(deleted)}" if deleted else nothing
     call.show(data, lambda console: console.print(text, soft_wrap=True))
     if kept:
         raise CheckFailedError(

@@ -69,15 +69,14 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
             call.ask(f"Merge {names} and retire the sub-topics first?", yes=False)
             merge = True
         call.confirm(f"Lead {topic} back to plain clients?", yes)
-        merged: list[PhysicalPartition] = []
+        merged: dict[PhysicalPartition, str] = {}
         with (
             _explained_interrupt(call, topic, merged),
             StepProgress(stderr(), "looking at partitions and groups") as progress,
         ):
             for parent in parents if merge else ():
                 with after_a_change(done=bool(merged)):
-                    _merge_and_retire(call, operations, parent, progress, wait)
-                merged.append(parent)
+                    _merge_and_retire(call, operations, parent, progress, wait, merged)
             with after_a_change(done=bool(merged)):
                 enrolment = operations.unenrol(topic, progress, wait_seconds=wait)
     data = {"topic": topic, "left": enrolment.left, "generation": enrolment.generation}
@@ -85,14 +84,17 @@ def command(call: Call, topic: str, merge: bool, wait: float, dry_run: bool, yes
 
 
 @contextmanager
-def _explained_interrupt(call: Call, topic: str, merged: list[PhysicalPartition]) -> Iterator[None]:
-    """Turn an interruption into Interrupted, with how far the return is; ``merged``: what was for it."""
+def _explained_interrupt(call: Call, topic: str, merged: dict[PhysicalPartition, str]) -> Iterator[None]:
+    """Turn an interruption into Interrupted, with how far the return is.
+
+    ``merged``: the partitions that were merged for it, and how far each is.
+    """
     try:
         yield
     except BaseException as error:  # C code turns a Ctrl-C into other errors: is_interrupt knows them
         if not isinstance(error, Interrupted) and not is_interrupt(error):
             raise
-        said = [f"{', '.join(map(str, merged))} merged and retired"] if merged else []
+        said = [f"{parent} {stage}" for parent, stage in merged.items()]
         said += [error.outcome] if isinstance(error, Interrupted) else []
         try:
             # New clients: the interruption may have hit the old ones in the middle of a call.
@@ -131,9 +133,14 @@ def _to_merge(operations: Admin, topic: str, obstacles: list[Check]) -> list[Phy
 
 
 def _merge_and_retire(
-    call: Call, operations: Admin, parent: PhysicalPartition, observer: Observer, wait: float
+    call: Call,
+    operations: Admin,
+    parent: PhysicalPartition,
+    observer: Observer,
+    wait: float,
+    told: dict[PhysicalPartition, str],
 ) -> None:
-
+    """Merge a partition unless it is merged, and retire its sub-topics; ``told``: how far that is."""
     merged = [segment.source for segment in operations.lineage(parent).open_segments()] == [parent]
     if not merged:
         try:
@@ -144,8 +151,10 @@ def _merge_and_retire(
                 f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
             )
             raise
+    told[parent] = "merged, its sub-topics perhaps retired"
     with after_a_change(done=not merged):
         operations.retire(parent, observer=observer, wait_seconds=wait)
+    told[parent] = "merged and retired"
 
 
 def _show_plan(call: Call, operations: Admin, topic: str, obstacles: list[Check]) -> None:

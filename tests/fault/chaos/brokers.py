@@ -117,21 +117,14 @@ class Brokers:
             deadline.check("all replicas to be in sync")
             deadline.pause(POLL_SECONDS)
 
-    def shuffle_leaders(self, prefixes: tuple[str, ...], random: Random) -> int:
-        """Make another replica of each partition of some topics its leader; return of how many."""
-        lists = {
-            place: reordered(replicas, random.choice(replicas))
-            for place, replicas in self._replicas()
-            if place.topic.startswith(prefixes)
-        }
-        if not lists:
-            return 0
+    def shuffle_leaders(self, random: Random) -> None:
+        """Have any replica of each partition lead it; with it the coordinators of groups move."""
+        lists = {place: reordered(replicas, random.choice(replicas)) for place, replicas in self._replicas()}
         with suppress(KpsplitError):  # a topic is gone, or the operator moves it at the same time
             reassign(self._connection, lists, Deadline(ASK_SECONDS))
         partitions = [TopicPartition(p.topic, p.partition) for p in lists]
         with suppress(KafkaException, TimeoutError):
             self._client().elect_leaders(ElectionType.PREFERRED, partitions).result(ASK_SECONDS)
-        return len(lists)
 
     def _in_sync(self, replicas: int) -> bool:
         try:

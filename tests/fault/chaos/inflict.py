@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import KpsplitError
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.testing import Send
 from tests.fault.chaos.brokers import Brokers
 from tests.fault.chaos.faults import MOMENT, Fault, Kind
@@ -189,11 +189,10 @@ class Inflictor:
             self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
 
     def _move_leaders(self, fault: Fault) -> None:
-        prefixes = (self._processes.job.topic, CONTROL_TOPIC, PRODUCERS_TOPIC)
         with self._hurting(fault):
             deadline = Deadline(fault.hold)
             while not deadline.expired():
-                self._brokers.shuffle_leaders(prefixes, self._random)
+                self._brokers.shuffle_leaders(self._random)
                 deadline.pause(BETWEEN_MOVES)
             self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
 
