@@ -2400,6 +2400,8 @@ FIXES: list[tuple[str, str, str, str, str]] = [
         "        ours = leaving\n",
         "unit/test_consumer_slots_change.py"
         "::test_a_slot_that_is_named_for_another_member_is_not_held_again_when_its_topic_comes_back",
+    ),
+    (
         "ask any broker where one is to be asked",
         "kafka.following",
         "            client.describe_configs([asked], request_timeout=seconds)[asked].result(seconds)\n",
