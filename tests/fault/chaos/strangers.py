@@ -53,7 +53,7 @@ class SideTopic:
         self._parent = PhysicalPartition(name, 0)
         self._sent = 0
         admin = connection.shared_admin()  # it ends with its last user
-        admin.create_topics([NewTopic(name, 1, 3)])[name].result(SECONDS)
+        admin.create_topics([NewTopic(name, 1, 3)], request_timeout=SECONDS)[name].result(SECONDS)
 
     def kill_enrolment(self, step: str) -> None:
         """Kill an operator after a step of `enroll`: the group must read on although nobody helps.
