@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from multiprocessing import get_context
 from random import Random
 
 from kpsplit.splitter.partition_state import Phase
@@ -427,7 +428,9 @@ def sweep(first: int, end: int, steps: int = STEPS, workers: int | None = None) 
         for chunk in chunks:
             swept.add(run_range(steps, chunk))
         return swept
-    with ProcessPoolExecutor(count, initializer=partial(os.nice, NICENESS)) as pool:
+    # Spawned: a copy of a process that has Kafka clients ends with the first one that it frees.
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(count, spawn, partial(os.nice, NICENESS)) as pool:
         for part in pool.map(partial(run_range, steps), chunks):
             swept.add(part)
     return swept
