@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.errors import FencedError, KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.connection import LOOK_MS, Connection
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -104,9 +104,6 @@ _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, K
 CONNECT_SECONDS = 0.5
 """Closing a consumer may wait for it."""
 
-LOOK_MS = 1000
-"""As ``LOOK_AGAIN``. Topics are remembered three times as long: of one whose leader is gone too."""
-
 
 class QueryClient:
     """A client for questions about the cluster and the group's ordinary offsets; it never joins the group.
@@ -132,7 +129,7 @@ class QueryClient:
                     group_id=self._group,
                     group_instance_id=f"kpsplit-nobody-{secrets.token_hex(8)}",
                     enable_auto_commit=False,
-                    topic_metadata_refresh_interval_ms=LOOK_MS,
+                    topic_metadata_refresh_interval_ms=LOOK_MS,  # it remembers topics for three times that
                 )
             return self._client
 
@@ -175,33 +172,19 @@ class QueryClient:
     ) -> dict[PhysicalPartition, TopicPartition]:
         """Return what ``committed`` does, with the metadata that were committed along."""
         wanted = [TopicPartition(p.topic, p.partition) for p in places]
-        found: dict[PhysicalPartition, TopicPartition] = {}
-        for part in self.client.committed(wanted, timeout=seconds):
-            if part.error is not None and part.error.code() not in _NOT_THERE:
-                raise KafkaException(part.error)
-            if part.offset >= 0:
-                found[PhysicalPartition(part.topic, part.partition)] = part
-        return found
+        return _with_offsets(self.client.committed(wanted, timeout=seconds))
 
     def first_at(
         self, places: Iterable[PhysicalPartition], milliseconds: int, seconds: float
     ) -> dict[PhysicalPartition, int]:
         """Return the first offset of each log whose record is that young; logs without one are left out.
 
-        So are logs that are not there. Where librdkafka (2.16) knows no leader it says so of that partition
-        alone, and leaves the time where the offset is to stand.
-
         Raises:
             KafkaException: a leader could not be asked, or refused.
         """
         wanted = [TopicPartition(p.topic, p.partition, milliseconds) for p in places]
-        found: dict[PhysicalPartition, int] = {}
-        for part in self.client.offsets_for_times(wanted, timeout=seconds):
-            if part.error is not None and part.error.code() not in _NOT_THERE:
-                raise KafkaException(part.error)
-            if part.error is None and part.offset >= 0:
-                found[PhysicalPartition(part.topic, part.partition)] = part.offset
-        return found
+        found = _with_offsets(self.client.offsets_for_times(wanted, timeout=seconds))
+        return {place: part.offset for place, part in found.items()}
 
     def close(self) -> None:
         """End the client."""
@@ -209,6 +192,24 @@ class QueryClient:
             client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _with_offsets(parts: Iterable[TopicPartition]) -> dict[PhysicalPartition, TopicPartition]:
+    """Return the answers that have an offset; logs that are not there are left out.
+
+    Where librdkafka (2.16) knows no leader it says so of that partition alone. The time that was asked for
+    still stands where the offset is to stand.
+
+    Raises:
+        KafkaException: one of the brokers could not be asked, or refused.
+    """
+    found: dict[PhysicalPartition, TopicPartition] = {}
+    for part in parts:
+        if part.error is not None and part.error.code() not in _NOT_THERE:
+            raise KafkaException(part.error)
+        if part.error is None and part.offset >= 0:
+            found[PhysicalPartition(part.topic, part.partition)] = part
+    return found
 
 
 MEMBERS_SECONDS = 4.0

@@ -114,8 +114,10 @@ times a second, and a program of kpsplit has several. Behind TLS that can keep a
 A new client waits for up to half of it before it connects at all, so each start pays it.
 """
 
-LOOK_AGAIN = {"topic.metadata.refresh.interval.ms": 1000, "metadata.max.age.ms": 900_000}
-"""How often clients that only ask look which brokers there are (librdkafka does so once in 10 s at most).
+LOOK_MS = 1000
+"""How often clients that only ask look which brokers there are (librdkafka does so once in 10 s at most)."""
+LOOK_AGAIN = {"topic.metadata.refresh.interval.ms": LOOK_MS, "metadata.max.age.ms": 900_000}
+"""The settings for it.
 
 librdkafka (2.16) has most questions answered by the one broker that was named the controller (brokers name
 any that is alive), and those for offsets by the leaders that it remembers. It waits for them while they are

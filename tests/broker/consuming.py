@@ -15,9 +15,11 @@ from kpsplit import Consumer
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.coordinators import java_hash, partition_of_hash
 from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.rights import GROUPS_TOPIC
 
 FAST = {
     "session.timeout.ms": 60_000,  # nobody kills these: a busy machine must not cost them their slots
@@ -160,13 +162,20 @@ def wait_for(condition: Callable[[], Any], why: str, seconds: float = 180.0) -> 
         time.sleep(0.02)
 
 
+def kept_in(admin: AdminClient, group: str) -> PhysicalPartition:
+    """Where a group is kept: the leader of this partition coordinates it."""
+    partitions = len(admin.list_topics(GROUPS_TOPIC, timeout=30).topics[GROUPS_TOPIC].partitions)
+    return PhysicalPartition(GROUPS_TOPIC, partition_of_hash(java_hash(group), partitions))
+
+
+def leader_of(admin: AdminClient, place: PhysicalPartition) -> int:
+    """The broker that leads a partition, -1 while there is none."""
+    topics = admin.list_topics(place.topic, timeout=30).topics
+    return int(topics[place.topic].partitions[place.partition].leader)
+
+
 def move_leader(bootstrap: str, admin: AdminClient, place: PhysicalPartition) -> None:
     """Have another replica lead a partition; its leader epoch rises."""
-
-    def leader() -> int:
-        topics = admin.list_topics(place.topic, timeout=30).topics
-        return int(topics[place.topic].partitions[place.partition].leader)
-
     replicas = admin.list_topics(place.topic, timeout=30).topics[place.topic].partitions[place.partition]
     first, *others = replicas.replicas
     reassign(Connection({"bootstrap.servers": bootstrap}), {place: [*others, first]}, Deadline(180))
@@ -174,6 +183,6 @@ def move_leader(bootstrap: str, admin: AdminClient, place: PhysicalPartition) ->
     def moved() -> bool:
         asked = [TopicPartition(place.topic, place.partition)]
         admin.elect_leaders(ElectionType.PREFERRED, asked).result(180)
-        return leader() == others[0]
+        return leader_of(admin, place) == others[0]
 
     wait_for(moved, "another leader")

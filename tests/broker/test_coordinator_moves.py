@@ -16,10 +16,9 @@ from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import CheckFailedError, UnreachableError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.coordinators import java_hash, partition_of_hash
 from kpsplit.kafka.kafka_python import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.rights import GROUPS_TOPIC
+from tests.broker.consuming import kept_in, leader_of
 from tests.broker.operating import commit, enrolled, merge, split, write
 
 pytestmark = pytest.mark.broker
@@ -84,17 +83,10 @@ def operations(bootstrap: str) -> Iterator[Admin]:
         yield running
 
 
-def coordinator(admin: AdminClient, group: str) -> tuple[PhysicalPartition, int]:
-    """Return where a group is kept, and by which broker."""
-    partitions = admin.list_topics(GROUPS_TOPIC, timeout=10).topics[GROUPS_TOPIC].partitions
-    number = partition_of_hash(java_hash(group), len(partitions))
-    return PhysicalPartition(GROUPS_TOPIC, number), partitions[number].leader
-
-
-def await_leader(admin: AdminClient, group: str, broker: int, limit: Deadline) -> None:
-    """Return when a broker coordinates a group; -1: when none does."""
-    while coordinator(admin, group)[1] != broker:
-        limit.check(f"broker {broker} to coordinate {group}")
+def await_leader(admin: AdminClient, place: PhysicalPartition, broker: int, limit: Deadline) -> None:
+    """Return when a broker coordinates the groups of a partition; -1: when none does."""
+    while leader_of(admin, place) != broker:
+        limit.check(f"broker {broker} to lead {place}")
         time.sleep(0.02)
 
 
@@ -107,10 +99,11 @@ def test_retire_changes_nothing_while_a_group_has_no_coordinator(
     write(bootstrap, name, 3, partition=0)
     merge(operations, parent)
     commit(bootstrap, "lags", {PhysicalPartition(name, 0): 1})
-    place, broker = coordinator(admin, "lags")
+    place = kept_in(admin, "lags")
+    broker = leader_of(admin, place)
 
     cluster.kill(broker)
-    await_leader(admin, "lags", -1, Deadline(SECONDS))
+    await_leader(admin, place, -1, Deadline(SECONDS))
     with pytest.raises(UnreachableError, match=f"partition {place.partition} has no leader"):
         operations.retire(parent)
     cluster.restart(broker)
@@ -124,7 +117,7 @@ def test_groups_are_asked_for_their_positions_while_their_coordinator_moves(
     cluster: DevCluster, admin: AdminClient, bootstrap: str, create_topic
 ) -> None:
     commit(bootstrap, "g", {PhysicalPartition(create_topic("moving"), 0): 7})
-    place, _ = coordinator(admin, "g")
+    place = kept_in(admin, "g")
     targets = itertools.islice(itertools.cycle(b.id for b in cluster.brokers), MOVES)
     asking = subprocess.Popen(
         [sys.executable, "-c", ASKS_ON, bootstrap], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -137,7 +130,7 @@ def test_groups_are_asked_for_their_positions_while_their_coordinator_moves(
             asking.stdin.write("ask\n")
             asking.stdin.flush()
             reassign(Connection({"bootstrap.servers": bootstrap}), {place: [target]}, limit)
-            await_leader(admin, "g", target, limit)
+            await_leader(admin, place, target, limit)
             assert asking.stdout.readline() == "asked\n", asking.poll()
             asking.stdin.write("answer\n")
             asking.stdin.flush()

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import ConsumerGroupState
-from confluent_kafka.admin import AdminClient
 
 from kpsplit.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.coordinators import every_group, java_hash, partition_of_hash
+from kpsplit.kafka.coordinators import every_group
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.rights import GROUPS_TOPIC
 from tests.broker.committing import SECONDS, Member, await_owned, member
-from tests.broker.consuming import move_leader, wait_for
+from tests.broker.consuming import kept_in, move_leader, wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -66,11 +64,6 @@ def grouped(request, bootstrap, make_topic) -> Iterator[str]:
     with member(bootstrap, f"g-{topic}", topic, request.param) as one:
         await_owned([(one, 1)])
         yield one.group
-
-
-def kept_in(admin: AdminClient, group: str) -> PhysicalPartition:
-    partitions = len(admin.list_topics(GROUPS_TOPIC).topics[GROUPS_TOPIC].partitions)
-    return PhysicalPartition(GROUPS_TOPIC, partition_of_hash(java_hash(group), partitions))
 
 
 def test_a_group_is_described_by_its_new_coordinator(bootstrap, admin, grouped):

@@ -805,7 +805,7 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "name no merge whose retirement is interrupted",
         "admin_cli.commands.unenroll",
-        '    told[parent] = "merged, its sub-topics perhaps retired"\n',
+        '    stages[parent] = "merged, its sub-topics perhaps retired"\n',
         "",
         "unit/test_cli_unenrol.py",
     ),
@@ -2440,17 +2440,17 @@ FIXES: list[tuple[str, str, str, str, str]] = [
     (
         "take the time that is asked for as an offset",
         "consumer.broker_executor",
-        "            if part.error is None and part.offset >= 0:\n",
-        "            if part.offset >= 0:\n",
+        "        if part.error is None and part.offset >= 0:\n",
+        "        if part.offset >= 0:\n",
         "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
     ),
     (
         "say of a log without a leader that nothing in it is young",
         "consumer.broker_executor",
-        "            if part.error is not None and part.error.code() not in _NOT_THERE:\n"
-        "                raise KafkaException(part.error)\n"
-        "            if part.error is None",
-        "            if part.error is None",
+        "        if part.error is not None and part.error.code() not in _NOT_THERE:\n"
+        "            raise KafkaException(part.error)\n"
+        "        if part.error is None",
+        "        if part.error is None",
         "unit/test_consumer_errands.py::test_the_time_that_is_asked_for_is_not_taken_for_an_offset",
     ),
 ]

@@ -119,27 +119,19 @@ def test_what_was_merged_before_an_interruption_is_named(monkeypatch: pytest.Mon
     assert said.startswith(f"kpsplit: interrupted; {PARENT} merged and retired; orders is being returned")
 
 
-def test_what_was_merged_is_named_where_its_retirement_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With --wait it takes the longest."""
-    code, said = unenroll(Operations(SPLIT, interrupts="retire"), monkeypatch, "--merge")
-    assert code == 130
-    assert said == (
-        f"kpsplit: interrupted; {PARENT} merged, its sub-topics perhaps retired; "
-        "the return of orders was not begun"
-    )
-
-
+@pytest.mark.parametrize(
+    ("inside", "became"),
+    [
+        ("merge", f"nothing was changed, {PARENT} is steady at epoch 1"),
+        ("retire", f"{PARENT} merged, its sub-topics perhaps retired"),  # with --wait it takes the longest
+    ],
+)
 def test_an_interrupted_merge_says_what_became_of_it_and_that_the_return_was_not_begun(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, inside: str, became: str
 ) -> None:
-    code, said = unenroll(Operations(SPLIT, interrupts="merge"), monkeypatch, "--merge")
+    code, said = unenroll(Operations(SPLIT, interrupts=inside), monkeypatch, "--merge")
     assert code == 130
-    assert said == (
-        f"kpsplit: interrupted; nothing was changed, {PARENT} is steady at epoch 1; "
-        "the return of orders was not begun"
-    )
+    assert said == f"kpsplit: interrupted; {became}; the return of orders was not begun"
 
 
 def test_where_brokers_are_gone_an_interrupted_return_names_how_to_look(

@@ -138,9 +138,9 @@ def _merge_and_retire(
     parent: PhysicalPartition,
     observer: Observer,
     wait: float,
-    told: dict[PhysicalPartition, str],
+    stages: dict[PhysicalPartition, str],
 ) -> None:
-    """Merge a partition unless it is merged, and retire its sub-topics; ``told``: how far that is."""
+    """Merge a partition unless it is merged, and retire its sub-topics; ``stages``: how far that is."""
     merged = [segment.source for segment in operations.lineage(parent).open_segments()] == [parent]
     if not merged:
         try:
@@ -151,10 +151,10 @@ def _merge_and_retire(
                 f"run: kpsplit merge {parent}; it shows all checks, and which of them --force passes over"
             )
             raise
-    told[parent] = "merged, its sub-topics perhaps retired"
+    stages[parent] = "merged, its sub-topics perhaps retired"
     with after_a_change(done=not merged):
         operations.retire(parent, observer=observer, wait_seconds=wait)
-    told[parent] = "merged and retired"
+    stages[parent] = "merged and retired"
 
 
 def _show_plan(call: Call, operations: Admin, topic: str, obstacles: list[Check]) -> None:
